@@ -39,6 +39,12 @@ func run(out string) error {
 	if err != nil {
 		return err
 	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	if err := recordFacts("api/contract.txt", filepath.Join(out, "contract.txt"), request); err != nil {
+		return err
+	}
 	for _, plugin := range []string{"protoc-gen-go", "protoc-gen-connect-go"} {
 		if err := generate(plugin, request, out); err != nil {
 			return fmt.Errorf("%s: %w", plugin, err)
