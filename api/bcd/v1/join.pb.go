@@ -37,33 +37,46 @@ const (
 	JoinErrorCode_JOIN_ERROR_CODE_WRONG_MACHINE  JoinErrorCode = 7
 	JoinErrorCode_JOIN_ERROR_CODE_WRONG_JOIN_KEY JoinErrorCode = 8
 	JoinErrorCode_JOIN_ERROR_CODE_BUSY           JoinErrorCode = 9
+	// Renew: the certificate expired longer ago than the grace period; join
+	// again.
+	JoinErrorCode_JOIN_ERROR_CODE_IDENTITY_EXPIRED JoinErrorCode = 10
+	// Renew: the node was revoked by an operator.
+	JoinErrorCode_JOIN_ERROR_CODE_REVOKED JoinErrorCode = 11
+	// Renew: proof_time_ms is too far from server_time_ms; try again with that.
+	JoinErrorCode_JOIN_ERROR_CODE_CLOCK_SKEW JoinErrorCode = 12
 )
 
 // Enum value maps for JoinErrorCode.
 var (
 	JoinErrorCode_name = map[int32]string{
-		0: "JOIN_ERROR_CODE_UNSPECIFIED",
-		1: "JOIN_ERROR_CODE_MALFORMED",
-		2: "JOIN_ERROR_CODE_UNKNOWN_TOKEN",
-		3: "JOIN_ERROR_CODE_TOKEN_USED_UP",
-		4: "JOIN_ERROR_CODE_TOKEN_EXPIRED",
-		5: "JOIN_ERROR_CODE_TOKEN_REVOKED",
-		6: "JOIN_ERROR_CODE_WRONG_ROLE",
-		7: "JOIN_ERROR_CODE_WRONG_MACHINE",
-		8: "JOIN_ERROR_CODE_WRONG_JOIN_KEY",
-		9: "JOIN_ERROR_CODE_BUSY",
+		0:  "JOIN_ERROR_CODE_UNSPECIFIED",
+		1:  "JOIN_ERROR_CODE_MALFORMED",
+		2:  "JOIN_ERROR_CODE_UNKNOWN_TOKEN",
+		3:  "JOIN_ERROR_CODE_TOKEN_USED_UP",
+		4:  "JOIN_ERROR_CODE_TOKEN_EXPIRED",
+		5:  "JOIN_ERROR_CODE_TOKEN_REVOKED",
+		6:  "JOIN_ERROR_CODE_WRONG_ROLE",
+		7:  "JOIN_ERROR_CODE_WRONG_MACHINE",
+		8:  "JOIN_ERROR_CODE_WRONG_JOIN_KEY",
+		9:  "JOIN_ERROR_CODE_BUSY",
+		10: "JOIN_ERROR_CODE_IDENTITY_EXPIRED",
+		11: "JOIN_ERROR_CODE_REVOKED",
+		12: "JOIN_ERROR_CODE_CLOCK_SKEW",
 	}
 	JoinErrorCode_value = map[string]int32{
-		"JOIN_ERROR_CODE_UNSPECIFIED":    0,
-		"JOIN_ERROR_CODE_MALFORMED":      1,
-		"JOIN_ERROR_CODE_UNKNOWN_TOKEN":  2,
-		"JOIN_ERROR_CODE_TOKEN_USED_UP":  3,
-		"JOIN_ERROR_CODE_TOKEN_EXPIRED":  4,
-		"JOIN_ERROR_CODE_TOKEN_REVOKED":  5,
-		"JOIN_ERROR_CODE_WRONG_ROLE":     6,
-		"JOIN_ERROR_CODE_WRONG_MACHINE":  7,
-		"JOIN_ERROR_CODE_WRONG_JOIN_KEY": 8,
-		"JOIN_ERROR_CODE_BUSY":           9,
+		"JOIN_ERROR_CODE_UNSPECIFIED":      0,
+		"JOIN_ERROR_CODE_MALFORMED":        1,
+		"JOIN_ERROR_CODE_UNKNOWN_TOKEN":    2,
+		"JOIN_ERROR_CODE_TOKEN_USED_UP":    3,
+		"JOIN_ERROR_CODE_TOKEN_EXPIRED":    4,
+		"JOIN_ERROR_CODE_TOKEN_REVOKED":    5,
+		"JOIN_ERROR_CODE_WRONG_ROLE":       6,
+		"JOIN_ERROR_CODE_WRONG_MACHINE":    7,
+		"JOIN_ERROR_CODE_WRONG_JOIN_KEY":   8,
+		"JOIN_ERROR_CODE_BUSY":             9,
+		"JOIN_ERROR_CODE_IDENTITY_EXPIRED": 10,
+		"JOIN_ERROR_CODE_REVOKED":          11,
+		"JOIN_ERROR_CODE_CLOCK_SKEW":       12,
 	}
 )
 
@@ -623,7 +636,10 @@ type RenewRequest struct {
 	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Needed when the call is made without the current certificate (expired,
 	// within the grace period): that certificate, DER, and a signature by its
-	// key over "bcd renew v1\n" + SHA-256(csr) + server nonce time.
+	// key (ECDSA P-256, SHA-256, ASN.1) over "bcd renew v1\n" + SHA-256(csr) +
+	// proof_time_ms as 8 bytes, big-endian. proof_time_ms is server time, at
+	// most 5 minutes off; a node may always send these, also beside a valid
+	// certificate.
 	ExpiredCertificate []byte `protobuf:"bytes,3,opt,name=expired_certificate,json=expiredCertificate,proto3" json:"expired_certificate,omitempty"`
 	Proof              []byte `protobuf:"bytes,4,opt,name=proof,proto3" json:"proof,omitempty"`
 	ProofTimeMs        int64  `protobuf:"varint,5,opt,name=proof_time_ms,json=proofTimeMs,proto3" json:"proof_time_ms,omitempty"`
@@ -823,7 +839,7 @@ const file_bcd_v1_join_proto_rawDesc = "" +
 	"\x11certificate_chain\x18\x01 \x03(\fR\x10certificateChain\x12$\n" +
 	"\x0eserver_time_ms\x18\x02 \x01(\x03R\fserverTimeMs\x12/\n" +
 	"\vjoin_record\x18\x03 \x01(\v2\x0e.bcd.v1.SignedR\n" +
-	"joinRecord*\xdc\x02\n" +
+	"joinRecord*\xbf\x03\n" +
 	"\rJoinErrorCode\x12\x1f\n" +
 	"\x1bJOIN_ERROR_CODE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19JOIN_ERROR_CODE_MALFORMED\x10\x01\x12!\n" +
@@ -834,7 +850,11 @@ const file_bcd_v1_join_proto_rawDesc = "" +
 	"\x1aJOIN_ERROR_CODE_WRONG_ROLE\x10\x06\x12!\n" +
 	"\x1dJOIN_ERROR_CODE_WRONG_MACHINE\x10\a\x12\"\n" +
 	"\x1eJOIN_ERROR_CODE_WRONG_JOIN_KEY\x10\b\x12\x18\n" +
-	"\x14JOIN_ERROR_CODE_BUSY\x10\t2@\n" +
+	"\x14JOIN_ERROR_CODE_BUSY\x10\t\x12$\n" +
+	" JOIN_ERROR_CODE_IDENTITY_EXPIRED\x10\n" +
+	"\x12\x1b\n" +
+	"\x17JOIN_ERROR_CODE_REVOKED\x10\v\x12\x1e\n" +
+	"\x1aJOIN_ERROR_CODE_CLOCK_SKEW\x10\f2@\n" +
 	"\vJoinService\x121\n" +
 	"\x04Join\x12\x13.bcd.v1.JoinRequest\x1a\x14.bcd.v1.JoinResponse2G\n" +
 	"\x0fIdentityService\x124\n" +
