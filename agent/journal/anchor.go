@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"github.com/better-compute/bcd/agent/durable"
 )
 
 // Position is how far a journal has come, as it is remembered outside.
@@ -67,32 +69,13 @@ func (a FileAnchor) Load() (Position, bool, error) {
 	return p, true, nil
 }
 
-// Save replaces the file: temporary file, sync, rename, sync of the directory.
+// Save replaces the file, durably.
 func (a FileAnchor) Save(p Position) error {
 	data, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Dir(a.Path)
-	f, err := os.CreateTemp(dir, anchorName+".*") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(data, '\n'))
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), a.Path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return err
-	}
-	return syncDir(dir)
+	return durable.WriteFile(a.Path, append(data, '\n'), 0o600)
 }
 
 func syncDir(dir string) error {

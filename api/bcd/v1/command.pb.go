@@ -175,9 +175,12 @@ type KindOptions struct {
 	Result   string `protobuf:"bytes,6,opt,name=result,proto3" json:"result,omitempty"`
 	Progress string `protobuf:"bytes,7,opt,name=progress,proto3" json:"progress,omitempty"`
 	// A sentence for help texts.
-	Summary       string `protobuf:"bytes,8,opt,name=summary,proto3" json:"summary,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Summary string `protobuf:"bytes,8,opt,name=summary,proto3" json:"summary,omitempty"`
+	// The effect is the after-acknowledgement action itself, so that the
+	// deadline is judged again right before it.
+	EffectAfterAcknowledgement bool `protobuf:"varint,9,opt,name=effect_after_acknowledgement,json=effectAfterAcknowledgement,proto3" json:"effect_after_acknowledgement,omitempty"`
+	unknownFields              protoimpl.UnknownFields
+	sizeCache                  protoimpl.SizeCache
 }
 
 func (x *KindOptions) Reset() {
@@ -264,6 +267,13 @@ func (x *KindOptions) GetSummary() string {
 		return x.Summary
 	}
 	return ""
+}
+
+func (x *KindOptions) GetEffectAfterAcknowledgement() bool {
+	if x != nil {
+		return x.EffectAfterAcknowledgement
+	}
+	return false
 }
 
 // Command is the payload of a Signed. It says everything that acceptance
@@ -525,7 +535,7 @@ var File_bcd_v1_command_proto protoreflect.FileDescriptor
 
 const file_bcd_v1_command_proto_rawDesc = "" +
 	"\n" +
-	"\x14bcd/v1/command.proto\x12\x06bcd.v1\x1a\x13bcd/v1/common.proto\x1a google/protobuf/descriptor.proto\"\xfd\x01\n" +
+	"\x14bcd/v1/command.proto\x12\x06bcd.v1\x1a\x13bcd/v1/common.proto\x1a google/protobuf/descriptor.proto\"\xbf\x02\n" +
 	"\vKindOptions\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
 	"\x05roles\x18\x02 \x03(\x0e2\f.bcd.v1.RoleR\x05roles\x12 \n" +
@@ -534,7 +544,8 @@ const file_bcd_v1_command_proto_rawDesc = "" +
 	"\x10max_result_bytes\x18\x05 \x01(\rR\x0emaxResultBytes\x12\x16\n" +
 	"\x06result\x18\x06 \x01(\tR\x06result\x12\x1a\n" +
 	"\bprogress\x18\a \x01(\tR\bprogress\x12\x18\n" +
-	"\asummary\x18\b \x01(\tR\asummary\"\x80\x02\n" +
+	"\asummary\x18\b \x01(\tR\asummary\x12@\n" +
+	"\x1ceffect_after_acknowledgement\x18\t \x01(\bR\x1aeffectAfterAcknowledgement\"\x80\x02\n" +
 	"\aCommand\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x17\n" +

@@ -1044,11 +1044,11 @@ const file_bcd_v1_kinds_proto_rawDesc = "" +
 	"unreadable\x1a9\n" +
 	"\vSha256Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\x92\x01\n" +
 	"\n" +
 	"NodeReboot\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason:j\x8a\xb5\x18f\n" +
-	"\vnode.reboot\x12\x03\x01\x02\x03\x18\x01(\x80\b2\x17bcd.v1.NodeRebootResultB4restart the machine once the outcome is acknowledged\"+\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason:l\x8a\xb5\x18h\n" +
+	"\vnode.reboot\x12\x03\x01\x02\x03\x18\x01(\x80\b2\x17bcd.v1.NodeRebootResultB4restart the machine once the outcome is acknowledgedH\x01\"+\n" +
 	"\x10NodeRebootResult\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\"\xd2\x01\n" +
 	"\vLogsCollect\x12\x1b\n" +
