@@ -24,9 +24,9 @@ func debian(t testing.TB) *Index {
 func TestDevicesGetTheirModules(t *testing.T) {
 	x := debian(t)
 	for modalias, want := range map[string]string{
-		"virtio:d00000001v00001AF4": "virtio_net",
-		"virtio:d00000002v00001AF4": "virtio_blk",
-		"virtio:d00000004v00001AF4": "virtio_rng",
+		"virtio:d00000001v00001AF4":                             "virtio_net",
+		"virtio:d00000002v00001AF4":                             "virtio_blk",
+		"virtio:d00000004v00001AF4":                             "virtio_rng",
 		"pci:v00001B36d00000010sv00001AF4sd00001100bc01sc08i02": "nvme",
 		"pci:v00008086d00002922sv00001AF4sd00001100bc01sc06i01": "ahci",
 		"pci:v00001000d00000060sv00001000sd00001013bc01sc04i00": "megaraid_sas",
