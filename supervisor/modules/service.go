@@ -241,10 +241,11 @@ func (s *Service) Status() Status {
 	for name, i := range s.inserted {
 		select {
 		case <-i.done:
-			if i.err != nil {
-				st.Failed[name] = i.err.Error()
-			} else {
+			switch {
+			case i.err == nil:
 				st.Loaded = append(st.Loaded, name)
+			case !harmless(i.err):
+				st.Failed[name] = i.err.Error()
 			}
 		default:
 		}
@@ -339,14 +340,19 @@ func (l *loading) one(name string) {
 		switch {
 		case ins.err == nil:
 			l.log.Debug("module loaded", "module", m)
-		case errors.Is(ins.err, unix.ENODEV):
-			// The driver looked and found nothing of its own; common for the
-			// platform's aliases.
-			l.log.Debug("module not needed", "module", m, "err", ins.err)
+		case harmless(ins.err):
+			l.log.Debug("module not here or not needed", "module", m, "err", ins.err)
 		default:
 			l.log.Warn("module not loaded", "module", m, "err", ins.err)
 		}
 	}
+}
+
+// harmless is true for a driver that looked and found nothing of its own, common
+// for the platform's aliases, and for a module that depmod knows and the image's
+// allow-list left out.
+func harmless(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
 
 // modaliases reads every modalias below a directory of sysfs, each once.

@@ -127,7 +127,7 @@ func TestColdplugAndHotplug(t *testing.T) {
 				"pci:v00001234d00001111sv00001AF4sd00001100bc03sc00i00", // VGA: no module here
 			},
 			behind: map[string][]string{"megaraid_sas": {"scsi:t-0x00"}},
-			fail:   map[string]error{"i6300esb": unix.ENODEV},
+			fail:   map[string]error{"i6300esb": unix.ENOEXEC, "sd_mod": unix.ENODEV, "nls_ascii": os.ErrNotExist},
 		}
 		after := 0
 		s, stop := run(t, m, Options{
@@ -148,7 +148,8 @@ func TestColdplugAndHotplug(t *testing.T) {
 			}
 		}
 		st := s.Status()
-		if st.Failed["i6300esb"] == "" || slices.Contains(st.Loaded, "i6300esb") || !slices.Contains(st.Loaded, "e1000e") {
+		if st.Failed["i6300esb"] == "" || len(st.Failed) != 1 ||
+			slices.Contains(st.Loaded, "i6300esb") || slices.Contains(st.Loaded, "sd_mod") || !slices.Contains(st.Loaded, "e1000e") {
 			t.Errorf("status %+v", st)
 		}
 
