@@ -38,10 +38,11 @@ var Profiles = map[string]*Profile{
 	"metal": {
 		Name:   "metal",
 		kernel: map[string]string{"amd64": "linux-image-amd64", "arm64": "linux-image-arm64"},
-		// Servers redirect the first or the second serial port to their BMC;
-		// the last console named is the one behind /dev/console.
+		// One serial port only: the kernel takes the first that is named, and
+		// a port that is not there silences the others. For a BMC on the
+		// second port, build with -cmdline.
 		cmdline: map[string]string{
-			"amd64": "console=tty0 console=ttyS1,115200 console=ttyS0,115200 " + panicReboot,
+			"amd64": "console=tty0 console=ttyS0,115200 " + panicReboot,
 			"arm64": "console=tty0 console=ttyAMA0,115200 " + panicReboot,
 		},
 		modules:  commonModules + metalModules,
@@ -136,13 +137,13 @@ func parseModules(table string) ([]string, error) {
 }
 
 // firmwarePackages hold firmware for networks, storage and chips that a server
-// has. Packages for graphics, sound and wireless are left out: no driver for
-// those is in an image.
+// has. Packages for graphics, sound, wireless and switch chips are left out: no
+// driver for those is in an image.
 var firmwarePackages = struct{ free, redistributable []string }{
 	free: []string{"firmware-linux-free"},
 	redistributable: []string{
 		"firmware-bnx2", "firmware-bnx2x", "firmware-cavium", "firmware-intel-misc",
 		"firmware-misc-nonfree", "firmware-myricom", "firmware-netronome", "firmware-netxen",
-		"firmware-qlogic", "firmware-realtek", "firmware-ast", "firmware-marvell-prestera",
+		"firmware-qlogic", "firmware-realtek", "firmware-ast",
 	},
 }

@@ -27,7 +27,7 @@ import (
 var RescueCommands = []string{
 	"cat", "chmod", "cp", "date", "dd", "df", "dmesg", "du", "echo", "false", "find", "free", "gosh", "grep",
 	"head", "hexdump", "hostname", "id", "insmod", "ip", "kill", "ln", "ls", "lsmod", "mkdir", "mount", "mv",
-	"ping", "ps", "pwd", "rm", "rmmod", "sleep", "sync", "tail", "true", "umount", "uname", "uptime", "wc", "wget",
+	"ping", "ps", "pwd", "rm", "rmmod", "sleep", "sync", "tail", "true", "umount", "uname", "uptime", "wc",
 }
 
 const commandPrefix = "github.com/u-root/u-root/cmds/core/"

@@ -45,5 +45,4 @@ import (
 	_ "github.com/u-root/u-root/cmds/core/uname"
 	_ "github.com/u-root/u-root/cmds/core/uptime"
 	_ "github.com/u-root/u-root/cmds/core/wc"
-	_ "github.com/u-root/u-root/cmds/core/wget"
 )

@@ -87,25 +87,32 @@ func run(ctx context.Context, args []string) error {
 	case *sizes != "":
 		return printSizes(os.Stdout, *sizes)
 	}
-	root, err := gobuild.Root(ctx)
-	if err != nil {
-		return err
-	}
 	if *build != "" {
+		root, err := gobuild.Root(ctx)
+		if err != nil {
+			return err
+		}
 		return gobuild.Build(ctx, root, *command, o.Arch, o.Version, *build)
 	}
+	var err error
 	if o.Cache == "" {
 		if o.Cache, err = defaultCache(); err != nil {
 			return err
 		}
 	}
 	if o.Epoch == 0 {
-		if o.Epoch, err = defaultEpoch(ctx, root); err != nil {
+		if o.Epoch, err = defaultEpoch(ctx); err != nil {
 			return err
 		}
 	}
 	if *lock != "" {
 		if o.Lock, err = debian.ReadLock(*lock); err != nil {
+			return err
+		}
+	}
+	var root string
+	if o.BCD == "" || *rescue {
+		if root, err = gobuild.Root(ctx); err != nil {
 			return err
 		}
 	}
@@ -149,12 +156,10 @@ func defaultCache() (string, error) {
 
 // defaultEpoch is SOURCE_DATE_EPOCH (reproducible-builds.org), else the time of
 // the last commit.
-func defaultEpoch(ctx context.Context, root string) (int64, error) {
+func defaultEpoch(ctx context.Context) (int64, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	if text == "" {
-		cmd := exec.CommandContext(ctx, "git", "log", "-1", "--format=%ct")
-		cmd.Dir = root
-		out, err := cmd.Output()
+		out, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%ct").Output()
 		if err != nil {
 			return 0, fmt.Errorf("no build time: git log: %w; give -source-date-epoch or SOURCE_DATE_EPOCH", err)
 		}
