@@ -61,7 +61,7 @@ func (r Roots) readGPUs(ctx context.Context, pci []PCI) (GPUs, error) {
 		g.Devices = append(g.Devices, d.GPU)
 	}
 	if len(g.Devices) != g.PCICount {
-		return g, fmt.Errorf("the PCI bus shows %d GPUs, nvidia-smi %d", g.PCICount, len(g.Devices))
+		return g, fmt.Errorf("the PCI bus shows %s, nvidia-smi %d", count(g.PCICount, "GPU"), len(g.Devices))
 	}
 	return g, nil
 }

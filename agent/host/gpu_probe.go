@@ -164,6 +164,9 @@ func (p *GPUProbe) answer(run *probeRun, sample GPUSample, err error) {
 
 // judge makes a sample of what nvidia-smi printed and how it ended.
 func judge(out []byte, exit error) (GPUSample, error) {
+	if errors.Is(exit, exec.ErrWaitDelay) {
+		exit = nil // it ended well; only something it started keeps the pipe open
+	}
 	sample, err := ParseSMI(out)
 	if err != nil {
 		var code *exec.ExitError
