@@ -18,6 +18,9 @@ type Command struct {
 	Body []byte
 	// Deadline is server time.
 	Deadline time.Time
+	// BootID is the boot in which the run was started. In Recover it differs
+	// from the machine's own when the machine went down in between.
+	BootID string
 	// StillDue says whether the effect may begin now: it compares the deadline
 	// with server time once more. An executor that prepares for a while calls
 	// it right before its first effect and returns the error as it is.
