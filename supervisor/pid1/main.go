@@ -45,8 +45,9 @@ var environment = []string{"PATH=/bbin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/",
 //
 //  1. takes SIGTERM and SIGINT (ctrl-alt-del) to mean restart, SIGUSR2 to mean
 //     power off, and ignores SIGHUP, SIGPIPE and SIGUSR1;
-//  2. compares the initramfs with its manifest; if that fails it says why on
-//     every console, waits Options.HaltAfter and restarts the machine;
+//  2. compares the initramfs with its manifest (sizes; digests a while later); if
+//     that fails it says why on every console, waits Options.HaltAfter and
+//     restarts the machine;
 //  3. mounts /proc, /sys, /dev, /dev/pts, /dev/shm, /run, /tmp, /sys/fs/cgroup,
 //     and what is there of securityfs, efivarfs and pstore;
 //  4. prints on all consoles of the kernel, and into its log, from here on;
@@ -155,11 +156,13 @@ func (p *process) signals() {
 
 // checkSelf ends the machine if the initramfs is not whole.
 func (p *process) checkSelf() {
-	warning, err := selfcheck.Verify("/", memoryMiB())
+	have := memoryMiB()
+	manifest, warning, err := selfcheck.Verify("/", have)
 	if warning != "" {
 		p.con.printf("%s", warning)
 	}
 	if err == nil {
+		p.guarded("digest check", func() { p.checkDigests(manifest, have) })
 		return
 	}
 	// All consoles, if the memory still allows for it: the one that the kernel
@@ -175,6 +178,20 @@ func (p *process) checkSelf() {
 	p.con.printf("restart: %v", err)
 	for {
 		time.Sleep(time.Hour)
+	}
+}
+
+// digestsAfter is when the files' digests are checked: after the boot, which
+// should not wait for it (3 s for 60 MB on a machine without KVM or SHA
+// instructions).
+const digestsAfter = 45 * time.Second
+
+// checkDigests ends the machine if a file's content is not the manifest's.
+func (p *process) checkDigests(m *selfcheck.Manifest, haveMiB int) {
+	time.Sleep(digestsAfter)
+	if err := m.CheckDigests("/"); err != nil {
+		p.con.printf("%v", &selfcheck.Failure{HaveMiB: haveMiB, NeedMiB: m.MinMemMiB, Err: err})
+		p.events <- signalled{Reboot, "this system is damaged"}
 	}
 }
 

@@ -27,6 +27,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Path is where the manifest is in the initramfs.
@@ -148,19 +151,31 @@ func (e *DamageError) Error() string {
 	return fmt.Sprintf("%d of %d files are missing or damaged%s", len(e.Bad), e.Total, first)
 }
 
-// Check compares the files below root ("/" in a real system) with the manifest.
-// It looks at all sizes before it reads a byte, so that a truncated archive, the
-// usual damage, is found at once; then it hashes on all CPUs. The error is a
+// CheckSizes looks at every file below root ("/" in a real system) without
+// reading it: is it there, regular, of its size, and, on a tmpfs, without holes.
+// The kernel sets a file's size before it writes it, so what a shortage of memory
+// leaves behind is a hole, which a tmpfs shows in the blocks of the file; there,
+// and only there (proof is true), whole sizes prove whole files. The error is a
 // [*DamageError].
-func (m *Manifest) Check(root string) error {
-	bad := m.each(func(f File) error { return checkSize(root, f) })
+func (m *Manifest) CheckSizes(root string) (proof bool, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err == nil {
+		proof = st.Type == unix.TMPFS_MAGIC
+	}
+	return proof, m.damage(m.each(func(f File) error { return checkSize(root, f, proof) }))
+}
+
+// CheckDigests reads and hashes every file below root, on all CPUs. The error is
+// a [*DamageError].
+func (m *Manifest) CheckDigests(root string) error {
+	return m.damage(m.each(func(f File) error { return checkSum(root, f) }))
+}
+
+func (m *Manifest) damage(bad []string) error {
 	if len(bad) == 0 {
-		bad = m.each(func(f File) error { return checkSum(root, f) })
+		return nil
 	}
-	if len(bad) > 0 {
-		return &DamageError{Total: len(m.Files), Bad: bad}
-	}
-	return nil
+	return &DamageError{Total: len(m.Files), Bad: bad}
 }
 
 // each calls f for every file on all CPUs and returns what was wrong, sorted.
@@ -191,7 +206,7 @@ func (m *Manifest) each(f func(File) error) []string {
 	return bad
 }
 
-func checkSize(root string, f File) error {
+func checkSize(root string, f File, holes bool) error {
 	fi, err := os.Lstat(filepath.Join(root, f.Path))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -202,6 +217,10 @@ func checkSize(root string, f File) error {
 		return fmt.Errorf("is %s, not a regular file", fi.Mode())
 	case fi.Size() != f.Size:
 		return fmt.Errorf("has %d bytes of %d", fi.Size(), f.Size)
+	}
+	// Blocks are of 512 bytes, whatever the file system's own size.
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && holes && st.Blocks*512 < f.Size {
+		return fmt.Errorf("has only %d bytes of %d written", st.Blocks*512, f.Size)
 	}
 	return nil
 }
@@ -227,26 +246,31 @@ func checkSum(root string, f File) error {
 	return nil
 }
 
-// Verify reads the manifest at [Path] below root and checks the files. haveMiB
-// is the machine's memory. The error, if any, is a text for the console of the
-// machine, of several lines; a nil error may still come with a warning.
-func Verify(root string, haveMiB int) (warning string, err error) {
+// Verify reads the manifest at [Path] below root and checks the files; haveMiB
+// is the machine's memory. Where sizes prove the files whole they are all that it
+// looks at, because hashing takes seconds on a slow machine and the boot waits:
+// the caller then calls Manifest.CheckDigests when there is time. The warning, if
+// any, and the error, a [*Failure], are meant for the console.
+func Verify(root string, haveMiB int) (m *Manifest, warning string, err error) {
 	file, err := os.Open(filepath.Join(root, Path))
 	if err != nil {
-		return "", &Failure{HaveMiB: haveMiB, Err: fmt.Errorf("the manifest cannot be read: %w", err)}
+		return nil, "", &Failure{HaveMiB: haveMiB, Err: fmt.Errorf("the manifest cannot be read: %w", err)}
 	}
 	defer file.Close()
-	m, err := Parse(file)
-	if err != nil {
-		return "", &Failure{HaveMiB: haveMiB, Err: err}
+	if m, err = Parse(file); err != nil {
+		return nil, "", &Failure{HaveMiB: haveMiB, Err: err}
 	}
-	if err := m.Check(root); err != nil {
-		return "", &Failure{HaveMiB: haveMiB, NeedMiB: m.MinMemMiB, Err: err}
+	proof, err := m.CheckSizes(root)
+	if err == nil && !proof {
+		err = m.CheckDigests(root)
+	}
+	if err != nil {
+		return nil, "", &Failure{HaveMiB: haveMiB, NeedMiB: m.MinMemMiB, Err: err}
 	}
 	if haveMiB > 0 && haveMiB < m.MinMemMiB {
-		return fmt.Sprintf("this machine has little memory: have %d MiB, need %d MiB; it may fail later", haveMiB, m.MinMemMiB), nil
+		warning = fmt.Sprintf("this machine has little memory: have %d MiB, need %d MiB; it may fail later", haveMiB, m.MinMemMiB)
 	}
-	return "", nil
+	return m, warning, nil
 }
 
 // Failure is why the system must not go on.
