@@ -106,16 +106,13 @@ func (j *job) moveBackup() error {
 	ss := int64(j.table.SectorSize)
 	sectors := uint64(j.target.Size() / ss)
 	old := j.table.Alternate
-	if old == sectors-1 {
-		return nil
-	}
 	backup, at, err := j.table.Relocate(j.head, sectors)
 	if err != nil {
 		return fail(ImageTooLarge, "move the backup partition table to the end of %s: %w", j.res.Disk, err)
 	}
 	o := overlay{j.head, j.target}
 	// The old header would be a second, wrong opinion about this disk. It
-	// goes first: on a disk one sector larger the new table covers its place.
+	// goes first: the new table may cover its place.
 	for _, w := range []struct {
 		data []byte
 		off  int64

@@ -361,6 +361,10 @@ func (j *job) preflight(src *source, dec *decoder) error {
 		whole = max(whole, table.DiskBytes())
 	}
 	switch {
+	case j.RawSize > 0 && j.RawSize < whole:
+		return fail(SizeMismatch, "the command says that the image has %d bytes, but its partition table is for %d: correct the command or build the image again", j.RawSize, whole)
+	case dec.header.format == Raw && src.total >= 0 && known < whole:
+		return fail(ImageInvalid, "the image has %d bytes, but its partition table is for %d: it was cut off before it was uploaded", known, whole)
 	case whole > size:
 		return fail(ImageTooLarge, "the image needs %d bytes (%s), but %s has %d: choose a larger disk or build a smaller image", whole, host.Bytes(whole), j.res.Disk, size)
 	case known%int64(sector) != 0 && (j.RawSize > 0 || dec.header.format == Raw):
