@@ -216,8 +216,8 @@ func offsetText(d time.Duration) string {
 	return "equal to"
 }
 
-func (in Inputs) tpm(context.Context) Outcome {
-	t, err := in.TPM()
+func (in Inputs) tpm(ctx context.Context) Outcome {
+	t, err := in.TPM(ctx)
 	switch {
 	case err != nil:
 		return warned(err.Error(), "ls /sys/class/tpm")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,9 +55,7 @@ func TestTexts(t *testing.T) {
 	serverAhead := func(d time.Duration) func() (time.Time, bool) {
 		return func() (time.Time, bool) { return noon.Add(d), true }
 	}
-	tpm := func(v host.TPM) func() (host.TPM, error) {
-		return func() (host.TPM, error) { return v, nil }
-	}
+	tpm := func(v host.TPM) func(context.Context) (host.TPM, error) { return value(v, nil) }
 	disk := func(free, total int64) func() (Disk, error) {
 		return func() (Disk, error) {
 			return Disk{Path: "/var/lib/bcd", FreeBytes: free, TotalBytes: total}, nil
@@ -212,5 +211,28 @@ func TestDependents(t *testing.T) {
 	}
 	if got := fmt.Sprint(ids); got != "[config nvml disk]" || len(r.Skipped) != 2 || r.Failed {
 		t.Errorf("lines %s, skipped %+v", got, r.Skipped)
+	}
+}
+
+// The machine this test runs on, whatever it is, gives a line for each check
+// and none that is about the check itself.
+func TestFromHost(t *testing.T) {
+	in := FromHost(host.Live())
+	in.Disk = func() (Disk, error) { return StatDisk(t.TempDir()) }
+	r := Run(context.Background(), in)
+	var names []string
+	for _, l := range r.Lines {
+		if l.Name != "gpu" {
+			names = append(names, l.Name)
+		}
+		if strings.Contains(l.Detail, "the check itself") || l.Detail == "" {
+			t.Errorf("%+v", l)
+		}
+	}
+	if got := fmt.Sprint(names); got != "[nvml hardware kvm iommu clock tpm disk]" {
+		t.Errorf("checks %s", got)
+	}
+	if _, err := StatDisk("/nonexistent"); err == nil || !strings.Contains(err.Error(), "/nonexistent") {
+		t.Error(err)
 	}
 }

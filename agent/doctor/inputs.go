@@ -12,7 +12,7 @@ import (
 	"github.com/better-compute/bcd/agent/host"
 )
 
-// Inputs is what the checks look at. A nil function leaves its check out, so
+// Inputs is what the checks look at; [FromHost] fills in a part. A nil function leaves its check out, so
 // that each mode asks only what it can answer. Functions must return when
 // their context ends.
 type Inputs struct {
@@ -47,7 +47,7 @@ type Inputs struct {
 	// Clock reads whether the host clock is synchronized.
 	Clock func() (host.Clock, error)
 	// TPM is the inventory's.
-	TPM func() (host.TPM, error)
+	TPM func(context.Context) (host.TPM, error)
 	// Disk says how full the file system of the data directory is.
 	Disk func() (Disk, error)
 	// Journal reads the journal's state. [fs.ErrNotExist] means that there is

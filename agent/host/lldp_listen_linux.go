@@ -135,9 +135,11 @@ func (l *LLDPListener) listen(ctx context.Context, name string, conn FrameConn) 
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer func() {
 		if stop() {
+			// The interface failed, not the listener: what was plugged into
+			// it is unknown now.
 			conn.Close()
+			l.forget(name)
 		}
-		l.forget(name)
 	}()
 	buf := make([]byte, maxLLDPDU)
 	for {

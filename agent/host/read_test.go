@@ -171,6 +171,19 @@ func TestUnreadableSectionCostsNoOther(t *testing.T) {
 	}
 }
 
+func TestBootIDOfTheKernel(t *testing.T) {
+	roots := plant(t, "server.tree")
+	if id, err := roots.bootID(); err != nil || id != "3d3b3f0e-8a8e-4b5c-9d0c-3a8b6e0f6c11" {
+		t.Errorf("%q %v", id, err)
+	}
+	if err := os.WriteFile(filepath.Join(roots.Proc, "sys/kernel/random/boot_id"), []byte("x\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if id, err := roots.bootID(); err == nil {
+		t.Errorf("took %q for a boot id", id)
+	}
+}
+
 func TestCollectStopsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -15,7 +15,9 @@ func RenderHardware(w io.Writer, f Facts) error {
 		fmt.Fprintf(t, "%s\t%s\n", name, strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " "))
 	}
 	row("system", "%s", orNone(join(" ", f.System.Vendor, f.System.Product)))
-	row("", "%s", join(", ", label("serial", f.System.Serial), label("uuid", f.System.UUID), label("board serial", f.System.BoardSerial), label("chassis", f.System.ChassisType)))
+	if details := join(", ", label("serial", f.System.Serial), label("uuid", f.System.UUID), label("board serial", f.System.BoardSerial), label("chassis", f.System.ChassisType)); details != "" {
+		row("", "%s", details)
+	}
 	row("firmware", "%s, secure boot %s", join(" ", f.Firmware.Vendor, f.Firmware.Version, f.Firmware.Date, f.Firmware.Mode), f.Firmware.SecureBoot)
 	row("cpu", "%s, %s", orNone(f.CPU.Model), join(", ", count(f.CPU.Sockets, "socket"), count(f.CPU.Cores, "core"), count(f.CPU.Threads, "thread"), f.CPU.Arch))
 	row("memory", "%s%s", Bytes(f.Memory.TotalBytes), dimmSummary(f.Memory))

@@ -257,19 +257,18 @@ var placeholders = map[string]bool{
 	"": true, "none": true, "n/a": true, "na": true, "unknown": true, "empty": true, "null": true, "0": true,
 	"not specified": true, "not available": true, "not applicable": true, "not provided": true,
 	"to be filled by o.e.m.": true, "to be filled by oem": true, "default string": true, "default": true,
-	"o.e.m.": true, "oem": true, "system serial number": true, "system product name": true,
-	"system manufacturer": true, "base board serial number": true, "chassis serial number": true,
-	"no dimm": true, "undefined": true, "invalid": true, "123456789": true, "0123456789": true, "1234567890": true,
+	"o.e.m.": true, "oem": true, "system product name": true, "system manufacturer": true, "no dimm": true, "undefined": true, "invalid": true, "123456789": true, "0123456789": true, "1234567890": true,
 }
 
 // meaningful cleans a firmware string and empties placeholders, and strings
 // of one repeated character such as 0000000 or xxxxx.
 func meaningful(s string) string {
 	s = clean(s)
-	if placeholders[strings.ToLower(s)] {
-		return ""
+	lower := strings.ToLower(s)
+	if placeholders[lower] || strings.Contains(lower, "serial number") || strings.Contains(lower, "asset tag") {
+		return "" // also "Type2 - Board Serial Number", "No Asset Tag", …
 	}
-	if len(s) > 1 && strings.Trim(strings.ToLower(s), strings.ToLower(s[:1])) == "" && strings.Contains("0xf-. ?*", strings.ToLower(s[:1])) {
+	if len(s) > 1 && strings.Trim(lower, lower[:1]) == "" && strings.Contains("0xf-. ?*", lower[:1]) {
 		return ""
 	}
 	return s

@@ -32,6 +32,7 @@ func TestSMBIOSDamage(t *testing.T) {
 func TestPlaceholders(t *testing.T) {
 	for in, want := range map[string]string{
 		"To Be Filled By O.E.M.": "", "Default string": "", " 00000000 ": "", "xxxx": "", "Not Specified": "", "........": "", "FFFFFFFF": "",
+		"Type2 - Board Serial Number": "", "No Asset Tag": "",
 		"CZ1234": "CZ1234", "1111": "1111", " A \x00 B ": "A B", "0123": "0123", "FF00": "FF00",
 	} {
 		if got := meaningful(in); got != want {
