@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"crypto/rand"
 	"encoding/base32"
 	"strings"
 
@@ -15,11 +14,4 @@ var idEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 func newID(prefix string) string {
 	id := uuid.Must(uuid.NewV7())
 	return prefix + "_" + strings.ToLower(idEncoding.EncodeToString(id[:]))
-}
-
-// newSecret is 160 random bits as 32 characters.
-func newSecret() string {
-	var b [20]byte
-	rand.Read(b[:])
-	return strings.ToLower(idEncoding.EncodeToString(b[:]))
 }

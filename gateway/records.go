@@ -149,6 +149,8 @@ type Command struct {
 	Outcome []byte `json:"outcome,omitempty"`
 	// UserData says that the Secret "userdata/<id>" lives as long as this.
 	UserData bool `json:"user_data,omitempty"`
+	// DeploySite is the site of the node that a deploy installs.
+	DeploySite string `json:"deploy_site,omitempty"`
 	// JoinToken is the token last minted for "join/<id>".
 	JoinToken string `json:"join_token,omitempty"`
 }

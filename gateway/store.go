@@ -55,8 +55,8 @@ type Tx interface {
 	PutCertificate(*Certificate) error
 
 	Command(id string) (*Command, error)
-	// CommandByKey finds a node's command by its idempotency key.
-	CommandByKey(nodeID, key string) (*Command, error)
+	// CommandByKey finds a machine's command by its idempotency key.
+	CommandByKey(machineID, key string) (*Command, error)
 	// PutCommand stores the command; a new one (Sequence 0) gets the next
 	// sequence.
 	PutCommand(*Command) error

@@ -30,7 +30,7 @@ const (
 
 	machineKeys     = "machine-keys"     // key -> machine id
 	machineNodes    = "machine-nodes"    // machine id, joined, node id
-	commandKeys     = "command-keys"     // node id, idempotency key -> command id
+	commandKeys     = "command-keys"     // machine id, idempotency key -> command id
 	openCommands    = "open-commands"    // node id, sequence -> command id
 	commandOrder    = "command-order"    // sequence -> command id
 	machineCommands = "machine-commands" // machine id, sequence -> command id
@@ -236,8 +236,8 @@ func (t *txn) Command(id string) (*gateway.Command, error) {
 	return getRecord[gateway.Command](t, commands, key(id))
 }
 
-func (t *txn) CommandByKey(nodeID, idempotencyKey string) (*gateway.Command, error) {
-	id := t.bucket(commandKeys).Get(key(nodeID, idempotencyKey))
+func (t *txn) CommandByKey(machineID, idempotencyKey string) (*gateway.Command, error) {
+	id := t.bucket(commandKeys).Get(key(machineID, idempotencyKey))
 	if id == nil {
 		return nil, fmt.Errorf("command with idempotency key %q: %w", idempotencyKey, gateway.ErrNotFound)
 	}
@@ -262,7 +262,7 @@ func (t *txn) PutCommand(c *gateway.Command) error {
 			return err
 		}
 		if c.IdempotencyKey != "" {
-			if err := t.put(commandKeys, key(c.NodeID, c.IdempotencyKey), id); err != nil {
+			if err := t.put(commandKeys, key(c.MachineID, c.IdempotencyKey), id); err != nil {
 				return err
 			}
 		}

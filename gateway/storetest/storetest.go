@@ -247,11 +247,11 @@ func commandOrder(t *testing.T, mk Maker) {
 				t.Errorf("%s: %q, want %q", check.what, check.got, check.want)
 			}
 		}
-		if c, err := tx.CommandByKey("n1", "k2"); err != nil || c.ID != "c2" {
+		if c, err := tx.CommandByKey("mn1", "k2"); err != nil || c.ID != "c2" {
 			t.Errorf("by key: %+v, %v", c, err)
 		}
-		if _, err := tx.CommandByKey("n2", "k2"); !errors.Is(err, gateway.ErrNotFound) {
-			t.Errorf("another node's key: %v", err)
+		if _, err := tx.CommandByKey("mn2", "k2"); !errors.Is(err, gateway.ErrNotFound) {
+			t.Errorf("another machine's key: %v", err)
 		}
 		return nil
 	})
