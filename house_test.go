@@ -47,9 +47,10 @@ var allowed = map[string][]string{
 	"gateway":    {"api", "agent/intent", "agent/pki", "agent/secret"},
 	"qemu-tests": {"api", "image", "gateway", "agent/*"},
 
-	"cmd/internal/cli": {},
-	"cmd/bcd":          {"api", "agent", "agent/*", "boot", "deploy", "supervisor", "cmd/internal/cli"},
-	"cmd/bcd-gateway":  {"api", "agent/intent", "agent/pki", "gateway", "cmd/internal/cli"},
+	"cmd/internal/cli":     {},
+	"cmd/internal/clidocs": {},
+	"cmd/bcd":              {"api", "agent", "agent/*", "boot", "deploy", "supervisor", "cmd/internal/cli"},
+	"cmd/bcd-gateway":      {"api", "agent/intent", "agent/pki", "gateway", "cmd/internal/cli"},
 }
 
 // room gives the row of allowed that a package belongs to, "" for none.
