@@ -19,23 +19,24 @@ var allowed = map[string][]string{
 	"api": {},
 
 	// leaf rooms of the agent
-	"agent/clock":    {},
-	"agent/config":   {},
-	"agent/durable":  {},
-	"agent/pki":      {"api", "agent/durable"},
-	"agent/intent":   {"api", "agent/pki"},
-	"agent/identity": {"api", "agent/pki", "agent/intent", "agent/durable", "agent/clock"},
-	"agent/secret":   {"api", "agent/pki"},
-	"agent/journal":  {"api"},
-	"agent/dispatch": {"api", "agent/journal"},
-	"agent/session":  {"api", "agent/pki"},
-	"agent/converge": {"api", "agent/durable", "agent/clock"},
-	"agent/hostconf": {"api", "agent/converge", "agent/durable"},
-	"agent/host":     {},
-	"agent/doctor":   {"agent/host"},
-	"agent/status":   {},
-	"agent/logs":     {"api", "agent/dispatch", "agent/secret"},
-	"agent/builtin":  {"api", "agent/dispatch"},
+	"agent/clock":      {},
+	"agent/config":     {},
+	"agent/durable":    {},
+	"agent/pki":        {"api", "agent/durable"},
+	"agent/intent":     {"api", "agent/pki"},
+	"agent/identity":   {"api", "agent/pki", "agent/intent", "agent/durable", "agent/clock"},
+	"agent/secret":     {"api", "agent/pki"},
+	"agent/journal":    {"api", "agent/durable"},
+	"agent/dispatch":   {"api", "agent/journal", "agent/clock"},
+	"agent/session":    {"api", "agent/pki", "agent/clock", "agent/servertime"},
+	"agent/servertime": {},
+	"agent/converge":   {"api", "agent/durable", "agent/clock"},
+	"agent/hostconf":   {"api", "agent/converge", "agent/durable"},
+	"agent/host":       {},
+	"agent/doctor":     {"agent/host"},
+	"agent/status":     {},
+	"agent/logs":       {"api", "agent/dispatch", "agent/secret"},
+	"agent/builtin":    {"api", "agent/dispatch"},
 
 	// the agent, and what modes are made of
 	"agent":      {"api", "agent/*"},
@@ -49,8 +50,8 @@ var allowed = map[string][]string{
 
 	"cmd/internal/cli":     {},
 	"cmd/internal/clidocs": {},
-	"cmd/bcd":              {"api", "agent", "agent/*", "boot", "deploy", "supervisor", "cmd/internal/cli"},
-	"cmd/bcd-gateway":      {"api", "agent/intent", "agent/pki", "gateway", "cmd/internal/cli"},
+	"cmd/bcd":              {"api", "agent", "agent/*", "boot", "deploy", "supervisor", "cmd/internal/*"},
+	"cmd/bcd-gateway":      {"api", "agent/intent", "agent/pki", "gateway", "cmd/internal/*"},
 }
 
 // room gives the row of allowed that a package belongs to, "" for none.
