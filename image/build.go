@@ -25,6 +25,7 @@ import (
 
 	"github.com/better-compute/bcd/image/cpio"
 	"github.com/better-compute/bcd/image/debian"
+	"github.com/better-compute/bcd/image/disk"
 	"github.com/better-compute/bcd/image/gobuild"
 	"github.com/better-compute/bcd/image/uki"
 )
@@ -63,6 +64,8 @@ type Options struct {
 	Epoch int64
 	// FreeFirmware leaves out firmware that may be passed on but is not free.
 	FreeFirmware bool
+	// NodeDisk asks for a synthetic node disk too, see package disk.
+	NodeDisk bool
 	// Lock, when not nil, demands exactly its packages.
 	Lock *debian.Lock
 	// Log hears of progress; nil is silent.
@@ -72,6 +75,9 @@ type Options struct {
 // Result names the files made.
 type Result struct {
 	Vmlinuz, Initramfs, UKI, Manifest, SBOM, FirmwareMissing string
+	// NodeDisk and NodeDiskZstd are the synthetic node disk, raw and
+	// compressed, when it was asked for.
+	NodeDisk, NodeDiskZstd string
 }
 
 // Build makes one image. It fails before it writes anything into Out when an
@@ -100,7 +106,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	firmware, err := fetchFirmware(ctx, archive, profile, kernel.selection.Firmware(), o.FreeFirmware)
+	firmware, err := fetchFirmware(ctx, archive, profile, kernel.Firmware, o.FreeFirmware)
 	if err != nil {
 		return Result{}, err
 	}
@@ -145,10 +151,11 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	}
 	initramfs = append(initramfs, segment...)
 	cmdline := o.commandLine(profile)
-	unified, err := uki.Assemble(uki.Parts{
-		Stub: stub, Linux: kernel.vmlinuz, Initrd: initramfs, Cmdline: cmdline,
-		OSRelease: o.osRelease(), Uname: kernel.release,
-	})
+	parts := uki.Parts{
+		Stub: stub, Linux: kernel.Vmlinuz, Initrd: initramfs, Cmdline: cmdline,
+		OSRelease: o.osRelease(), Uname: kernel.Release,
+	}
+	unified, err := uki.Assemble(parts)
 	if err != nil {
 		return Result{}, err
 	}
@@ -157,7 +164,7 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	m := Manifest{
 		Format: manifestFormat, Profile: o.Profile, Architecture: o.Arch, Version: o.Version,
 		BuildTime: o.buildTime(), SourceDateEpoch: o.Epoch, Gateway: o.Gateway, Cmdline: cmdline,
-		DebianRelease: Release, KernelRelease: kernel.release, MinMemMiB: minMem,
+		DebianRelease: Release, KernelRelease: kernel.Release, MinMemMiB: minMem,
 		Packages: append(append([]debian.Package{kernel.Package}, firmware.packages...), stubPackage),
 		Firmware: firmware.files, Modules: kernel.moduleNames(),
 	}
@@ -173,10 +180,17 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	}
 	m.RescueModules = o.RescueModules
 	files := []output{
-		{name + ".vmlinuz", kernel.vmlinuz},
+		{name + ".vmlinuz", kernel.Vmlinuz},
 		{name + ".initramfs", initramfs},
 		{name + ".uki.efi", unified},
 		{name + ".firmware-missing.txt", firmware.missingText()},
+	}
+	if o.NodeDisk {
+		raw, compressed, err := o.nodeDisk(ctx, parts)
+		if err != nil {
+			return Result{}, err
+		}
+		files = append(files, output{name + ".node.raw", raw}, output{name + ".node.raw.zst", compressed})
 	}
 	for _, f := range files {
 		m.addOutput(f.name, f.data)
@@ -201,7 +215,29 @@ func Build(ctx context.Context, o Options) (Result, error) {
 	}
 	at := func(suffix string) string { return filepath.Join(o.Out, name+suffix) }
 	o.Log.Info("built", "image", at(".uki.efi"), "bytes", len(unified), "min_mem_mib", minMem)
-	return Result{at(".vmlinuz"), at(".initramfs"), at(".uki.efi"), at(".manifest.json"), at(".sbom.json"), at(".firmware-missing.txt")}, nil
+	r := Result{
+		Vmlinuz: at(".vmlinuz"), Initramfs: at(".initramfs"), UKI: at(".uki.efi"),
+		Manifest: at(".manifest.json"), SBOM: at(".sbom.json"), FirmwareMissing: at(".firmware-missing.txt"),
+	}
+	if o.NodeDisk {
+		r.NodeDisk, r.NodeDiskZstd = at(".node.raw"), at(".node.raw.zst")
+	}
+	return r, nil
+}
+
+// nodeDisk is the disk of a synthetic installed node: the same image, told by
+// its command line to be a node.
+func (o Options) nodeDisk(ctx context.Context, parts uki.Parts) (raw, compressed []byte, err error) {
+	parts.Cmdline += " bcd.role=node"
+	unified, err := uki.Assemble(parts)
+	if err != nil {
+		return nil, nil, err
+	}
+	if raw, err = disk.Build(ctx, disk.Options{UKI: unified, Arch: o.Arch, Epoch: o.Epoch}); err != nil {
+		return nil, nil, err
+	}
+	compressed, err = disk.Compress(raw)
+	return raw, compressed, err
 }
 
 type output struct {

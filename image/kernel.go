@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -22,22 +23,63 @@ const maxMember = 256 * mib
 // kernel is a Debian kernel reduced to what an image takes from it.
 type kernel struct {
 	debian.Package
-	release   string
-	vmlinuz   []byte
-	selection *kmod.Selection
+	reducedKernel
 }
 
-// fetchKernel brings the profile's kernel and chooses its modules.
+// reducedKernel is what the cache keeps of a kernel package.
+type reducedKernel struct {
+	Release string
+	Vmlinuz []byte
+	Modules []kmod.Module
+	// Index is the module index files by name, Firmware the firmware files
+	// that modules name, with the modules.
+	Index    map[string][]byte
+	Firmware map[string][]string
+}
+
+// kernelFormat is part of the key under which a reduced kernel is kept: raise
+// it when what is taken from the package, or how, changes.
+const kernelFormat = "kernel 1"
+
+// fetchKernel brings the profile's kernel and chooses its modules. Unpacking
+// costs many seconds, so the result is kept under the package's digest and the
+// table of modules.
 func fetchKernel(ctx context.Context, archive *debian.Archive, profile *Profile) (*kernel, error) {
 	p, err := archive.Kernel(ctx, profile.kernel[archive.Architecture])
 	if err != nil {
 		return nil, err
 	}
-	deb, err := archive.Fetch(ctx, p)
+	patterns, err := parseModules(profile.modules)
+	if err != nil {
+		return nil, err
+	}
+	key := fmt.Appendf(nil, "%s %s %q", kernelFormat, p.SHA256, patterns)
+	stored, err := cached(archive.Cache, "kernel", key, func() ([]byte, error) {
+		k, err := unpackKernel(ctx, archive, p, patterns)
+		if err != nil {
+			return nil, err
+		}
+		var out bytes.Buffer
+		err = gob.NewEncoder(&out).Encode(k)
+		return out.Bytes(), err
+	})
 	if err != nil {
 		return nil, err
 	}
 	k := &kernel{Package: p}
+	if err := gob.NewDecoder(bytes.NewReader(stored)).Decode(&k.reducedKernel); err != nil {
+		return nil, fmt.Errorf("cached kernel: %w", err)
+	}
+	return k, nil
+}
+
+// unpackKernel reads the package and reduces it.
+func unpackKernel(ctx context.Context, archive *debian.Archive, p debian.Package, patterns []string) (*reducedKernel, error) {
+	deb, err := archive.Fetch(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	k := &reducedKernel{}
 	files := map[string][]byte{}
 	err = debian.Walk(ctx, deb, func(f debian.File, r io.Reader) error {
 		if f.Link != "" {
@@ -53,10 +95,10 @@ func fetchKernel(ctx context.Context, archive *debian.Archive, profile *Profile)
 			return err
 		}
 		if isKernel {
-			if k.vmlinuz != nil {
+			if k.Vmlinuz != nil {
 				return errors.New("package has two kernels")
 			}
-			k.vmlinuz, k.release = data, strings.TrimPrefix(f.Name, "boot/vmlinuz-")
+			k.Vmlinuz, k.Release = data, strings.TrimPrefix(f.Name, "boot/vmlinuz-")
 			return nil
 		}
 		if _, below, ok := strings.Cut(module, "/"); ok {
@@ -67,20 +109,18 @@ func fetchKernel(ctx context.Context, archive *debian.Archive, profile *Profile)
 	if err != nil {
 		return nil, err
 	}
-	if k.vmlinuz == nil || k.release == "" {
+	if k.Vmlinuz == nil || k.Release == "" {
 		return nil, fmt.Errorf("package %s %s has no boot/vmlinuz-*", p.Name, p.Version)
 	}
 	tree, err := kmod.NewTree(files)
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
-	patterns, err := parseModules(profile.modules)
+	selection, err := tree.Select(patterns)
 	if err != nil {
-		return nil, err
-	}
-	if k.selection, err = tree.Select(patterns); err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
+	k.Modules, k.Index, k.Firmware = selection.Modules, selection.Index(), selection.Firmware()
 	return k, nil
 }
 
@@ -99,12 +139,12 @@ func readMember(f debian.File, r io.Reader) ([]byte, error) {
 // the archive's own compression does better over all of them, and the machine
 // decompresses once.
 func (k *kernel) entries() []cpio.Entry {
-	root := "lib/modules/" + k.release
+	root := "lib/modules/" + k.Release
 	files := []cpio.Entry{}
-	for name, data := range k.selection.Index() {
+	for name, data := range k.Index {
 		files = append(files, cpio.File(root+"/"+name, 0o644, data))
 	}
-	for _, m := range k.selection.Modules {
+	for _, m := range k.Modules {
 		files = append(files, cpio.File(root+"/"+m.Path, 0o644, m.Data))
 	}
 	return append(parents(files, "lib/modules"), files...)
@@ -126,7 +166,7 @@ func parents(files []cpio.Entry, top string) []cpio.Entry {
 
 func (k *kernel) moduleNames() []string {
 	var out []string
-	for _, m := range k.selection.Modules {
+	for _, m := range k.Modules {
 		out = append(out, m.Path)
 	}
 	return out
@@ -138,7 +178,7 @@ func moduleList(k *kernel) []byte {
 	var out bytes.Buffer
 	out.WriteString("# modules that no device asks for; init loads them by name\n")
 	for _, name := range alwaysLoad {
-		if slices.ContainsFunc(k.selection.Modules, func(m kmod.Module) bool { return m.Info.Name == name }) {
+		if slices.ContainsFunc(k.Modules, func(m kmod.Module) bool { return m.Info.Name == name }) {
 			out.WriteString(name + "\n")
 		}
 	}

@@ -56,6 +56,7 @@ func run(ctx context.Context, args []string) error {
 	f.StringVar(&o.ExtraCmdline, "append", "", "`words` to add to the kernel command line")
 	f.Int64Var(&o.Epoch, "source-date-epoch", 0, "build time in `seconds` since 1970; $SOURCE_DATE_EPOCH or the time of the last commit by default")
 	f.BoolVar(&o.FreeFirmware, "free-firmware", false, "leave out firmware that may be passed on but is not free (metal)")
+	f.BoolVar(&o.NodeDisk, "node-disk", false, "make a small synthetic node disk for boot tests too (.node.raw, .node.raw.zst)")
 	rescue := f.Bool("rescue", true, "put a rescue shell into the image")
 	lock := f.String("lock", "", "manifest.json of an earlier image, whose Debian packages are demanded exactly")
 	quiet := f.Bool("quiet", false, "print errors only")
