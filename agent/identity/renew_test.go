@@ -22,7 +22,7 @@ func TestRenewerRun(t *testing.T) {
 		g := newGateway()
 		dir := dataDir(t)
 		// The bubble's clock begins in 2000; certificates are of 2026.
-		offset := t0.Sub(time.Now())
+		offset := time.Until(t0)
 		g.now = func() time.Time { return time.Now().Add(offset) }
 		i := newIdentity(t, g, dir)
 		current := NewCurrent(i)
