@@ -30,6 +30,7 @@ type Clock struct {
 	floor  time.Time // never below, once there is a mark
 	mark   time.Time
 	at     time.Time // the monotonic reading that belongs to mark
+	seen   time.Time // when a gateway last told a time that was taken
 	marked bool
 }
 
@@ -52,9 +53,10 @@ func (c *Clock) Mark(now, server time.Time) error {
 	case server.Sub(have) > MaxLeap:
 		return &SkewError{Have: have, Got: server}
 	case !server.After(have):
+		c.seen = now
 		return nil
 	}
-	c.mark, c.at, c.marked = server, now, true
+	c.mark, c.at, c.seen, c.marked = server, now, now, true
 	return nil
 }
 
@@ -70,7 +72,8 @@ func (c *Clock) Now(now time.Time) (time.Time, bool) {
 	return c.mark.Add(elapsed), true
 }
 
-// Age is how long ago the mark was last moved; false before the first one.
+// Age is how long ago a gateway last told the time; false before the first
+// mark.
 func (c *Clock) Age(now time.Time) (time.Duration, bool) {
-	return now.Sub(c.at), c.marked
+	return now.Sub(c.seen), c.marked
 }
