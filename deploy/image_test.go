@@ -5,7 +5,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -384,7 +383,6 @@ func deployed(t testing.TB, got, raw []byte, sector int, seed map[string]string)
 	}
 }
 
-func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 // heap is what the process holds after a collection.
 func heap() int64 {
