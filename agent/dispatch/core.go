@@ -3,6 +3,7 @@ package dispatch
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -151,9 +152,9 @@ func (c *Core) offer(now time.Time, in Offer) []Effect {
 		return nil // a session brings the mark before it brings commands
 	}
 	v := c.accept(now, in.Signed)
-	id := ""
-	if v.idValid {
-		id = v.command.GetId()
+	id := v.command.GetId()
+	if id == "" || len(id) > maxIDBytes || !printable(id) || strings.Contains(id, " ") {
+		return []Effect{plain(Complain{v.message})} // an answer would name nothing
 	}
 	switch v.rejection {
 	case bcdv1.Rejection_REJECTION_UNSPECIFIED:

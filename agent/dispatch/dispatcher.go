@@ -297,6 +297,8 @@ func (d *Dispatcher) do(out Output) {
 				d.step(AfterEnded{out.ID, err})
 			}
 		})
+	case Complain:
+		d.deps.Log.Warn("the gateway sent a command that cannot be answered", "error", out.Message)
 	case Note:
 		d.deps.Note(out.Type, out.ID, out.Message)
 	}

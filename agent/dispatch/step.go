@@ -142,6 +142,8 @@ type (
 	}
 	// Note is a durable event.
 	Note struct{ Type, ID, Message string }
+	// Complain logs a frame that cannot even be answered.
+	Complain struct{ Message string }
 )
 
 func (Send) output()        {}
@@ -150,6 +152,7 @@ func (Run) output()         {}
 func (Interrupt) output()   {}
 func (DoAfter) output()     {}
 func (Note) output()        {}
+func (Complain) output()    {}
 
 func plain(outputs ...Output) Effect { return Effect{Then: outputs} }
 

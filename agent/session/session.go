@@ -30,7 +30,7 @@ type Dialer interface {
 // Handler is the agent's side of a session.
 //
 // Hello, Heartbeat and Prove are called by the session's own goroutine and
-// must be quick. Up, Down and Frame are called by one other goroutine, in the
+// must be quick. Up, Down, Refused and Frame are called by one other goroutine, in the
 // order of things; they may write to disk.
 type Handler interface {
 	// Hello returns what the node says of itself. Protocol range and last
@@ -42,6 +42,8 @@ type Handler interface {
 	Prove(*bcdv1.IdentityChallenge) (*bcdv1.IdentityProof, error)
 	Up(*bcdv1.Welcome)
 	Down(error)
+	// Refused tells of each Reject.
+	Refused(*bcdv1.Reject)
 	Frame(*bcdv1.ServerFrame)
 }
 
@@ -112,7 +114,6 @@ type running struct {
 
 type runningLink struct {
 	cancel context.CancelFunc
-	link   Link // nil while it is dialled
 	outbox *outbox
 }
 
@@ -241,6 +242,10 @@ func (r *running) do(out Output) {
 		r.status.LastError, r.status.Class = out.Err.Error(), out.Class.String()
 		r.status.NextTry = r.deps.Clock.Now().Add(out.Retry)
 		r.mu.Unlock()
+		var refusal *RejectError
+		if errors.As(out.Err, &refusal) {
+			r.call(func() { r.deps.Handler.Refused(refusal.Reject) })
+		}
 		r.deps.Log.Warn("no session", "error", out.Err, "class", out.Class, "retry_in", out.Retry.Round(time.Millisecond))
 	}
 }

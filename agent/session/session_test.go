@@ -110,6 +110,7 @@ func (a *agent) Down(err error) {
 	defer a.mu.Unlock()
 	a.downs, a.downAt = append(a.downs, err), append(a.downAt, time.Now())
 }
+func (a *agent) Refused(*bcdv1.Reject) {}
 func (a *agent) Frame(f *bcdv1.ServerFrame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -162,7 +163,7 @@ func TestHealthy(t *testing.T) {
 		if !status.Connected || status.Epoch != 1 || status.MarkAge > 20*time.Second || status.Gateway != "gw" {
 			t.Fatalf("status: %+v", status)
 		}
-		if now, ok := s.ServerTime(); !ok || now.Sub(time.Now()).Abs() > time.Millisecond {
+		if now, ok := s.ServerTime(); !ok || time.Until(now).Abs() > time.Millisecond {
 			t.Fatalf("server time %s, %v", now, ok)
 		}
 		beats := 0
@@ -381,7 +382,7 @@ func TestSkew(t *testing.T) {
 		if ups != 1 || downs != 1 {
 			t.Fatalf("%d ups, %d downs after the leap", ups, downs)
 		}
-		if now, _ := s.ServerTime(); now.Sub(time.Now()).Abs() > time.Millisecond {
+		if now, _ := s.ServerTime(); time.Until(now).Abs() > time.Millisecond {
 			t.Fatalf("server time went to %s, it is %s", now, time.Now())
 		}
 		if s.Status().Class != "auth" {
