@@ -44,6 +44,7 @@ var allowed = map[string][]string{
 	"deploy":     {"api", "agent/*", "boot"},
 	"supervisor": {},
 	"image":      {},
+	"mkosi":      {"image"},
 
 	"gateway":    {"api", "agent/intent", "agent/pki", "agent/secret"},
 	"qemu-tests": {"api", "image", "gateway", "agent/*"},
