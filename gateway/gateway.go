@@ -37,10 +37,10 @@ const (
 	// joinRate bounds the work that callers without a certificate can cause.
 	joinRate  = 50
 	joinBurst = 100
-	// refusedRate bounds the lines that refused joins write about machines
-	// that are not known.
-	refusedRate  = 1
-	refusedBurst = 60
+	// refusedRate bounds the timeline lines that refused joins write: whoever
+	// has the public join key can cause them. The log has them all.
+	refusedRate  = 5
+	refusedBurst = 200
 
 	// sweepEvery is how often commands whose time has passed are looked for.
 	sweepEvery = 10 * time.Second
@@ -78,6 +78,10 @@ type Gateway struct {
 	blobs     *blobStore
 	operator  [sha256.Size]byte
 
+	// pingIdle and pingAnswer are the constants of the same name, but for
+	// tests of what happens after them.
+	pingIdle, pingAnswer time.Duration
+
 	helloLimit   *rate.Limiter
 	joinLimit    *rate.Limiter
 	refusedLimit *rate.Limiter
@@ -99,6 +103,7 @@ func New(config Config) (*Gateway, error) {
 	g := &Gateway{
 		store: config.Store, keys: config.Keys, name: config.Name, advertise: strings.TrimSuffix(config.Advertise, "/"),
 		now: config.Now, log: config.Log, hub: newHub(), stopped: make(chan struct{}),
+		pingIdle: pingIdle, pingAnswer: pingAnswer,
 		operator:     sha256.Sum256([]byte(config.Keys.OperatorToken)),
 		helloLimit:   rate.NewLimiter(welcomeRate, 2*welcomeRate),
 		joinLimit:    rate.NewLimiter(joinRate, joinBurst),

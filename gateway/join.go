@@ -49,7 +49,7 @@ func (s joinService) Join(ctx context.Context, request *connect.Request[bcdv1.Jo
 	}
 	claims, err := g.openClaims(request.Msg)
 	if err != nil {
-		return nil, g.refused(ctx, nil, callerOf(ctx).remote, err)
+		return nil, g.refused(ctx, claims, callerOf(ctx).remote, err)
 	}
 	response, err := g.join(ctx, claims)
 	if err != nil {
@@ -376,6 +376,9 @@ func (g *Gateway) refused(ctx context.Context, claims *bcdv1.JoinClaims, remote 
 		message += "; " + line
 	}
 	g.log.Warn("join refused", "code", word(refusal.code), "reason", refusal.message, "remote", remote)
+	if !g.refusedLimit.AllowN(g.now(), 1) {
+		return g.joinError(refusal)
+	}
 	err := g.update(context.WithoutCancel(ctx), func(tx Tx) error {
 		machineID := ""
 		for _, k := range []string{"hardware:" + hashHex(claims.GetHardwareKeyHash()), "uuid:" + claims.GetSystemUuid(), "serial:" + claims.GetSystemSerial()} {
@@ -391,9 +394,6 @@ func (g *Gateway) refused(ctx context.Context, claims *bcdv1.JoinClaims, remote 
 			}
 			machineID = machine.ID
 			break
-		}
-		if machineID == "" && !g.refusedLimit.AllowN(g.now(), 1) {
-			return nil
 		}
 		text := message
 		if machineID == "" && claims != nil {

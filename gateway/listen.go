@@ -29,7 +29,7 @@ const (
 
 // server is an http.Server with the figures of the contract. There is no read
 // or write timeout: a session is one request that lasts for days.
-func server(handler http.Handler, log *slog.Logger) *http.Server {
+func (g *Gateway) server(handler http.Handler) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -42,13 +42,13 @@ func server(handler http.Handler, log *slog.Logger) *http.Server {
 		Protocols:         protocols,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          maxStreams,
-			SendPingTimeout:               pingIdle,
-			PingTimeout:                   pingAnswer,
+			SendPingTimeout:               g.pingIdle,
+			PingTimeout:                   g.pingAnswer,
 			WriteByteTimeout:              writeByteTimeout,
 			MaxReceiveBufferPerConnection: 1 << 20,
 			MaxReceiveBufferPerStream:     512 << 10,
 		},
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
 	}
 }
 
@@ -63,12 +63,13 @@ func (g *Gateway) TLSConfig() *tls.Config {
 // local, the operators' unix socket, until ctx ends. Then it drains: sessions
 // are asked to go elsewhere and have a few seconds for it.
 func (g *Gateway) Serve(ctx context.Context, network, local net.Listener) error {
-	servers := []*http.Server{server(g.Handler(), g.log)}
-	servers[0].TLSConfig = g.TLSConfig()
+	daemons := g.server(g.Handler())
+	daemons.TLSConfig = g.TLSConfig()
+	servers := []*http.Server{daemons}
 	failed := make(chan error, 2)
-	go func() { failed <- servers[0].ServeTLS(network, "", "") }()
+	go func() { failed <- daemons.ServeTLS(network, "", "") }()
 	if local != nil {
-		operators := server(g.OperatorHandler(), g.log)
+		operators := g.server(g.OperatorHandler())
 		servers = append(servers, operators)
 		go func() { failed <- operators.Serve(local) }()
 	}

@@ -56,7 +56,7 @@ func (g *Gateway) runSocket(ctx context.Context, c *caller, t *socketTransport) 
 	pings := make(chan struct{})
 	go func() {
 		defer close(pings)
-		t.keepAlive()
+		t.keepAlive(g.pingIdle, g.pingAnswer)
 	}()
 	defer func() {
 		t.cancel()
@@ -171,8 +171,8 @@ func (t *socketTransport) stopSend()    { t.cancel() }
 
 // keepAlive pings, as the server does on HTTP/2. The answer is seen by the
 // goroutine that receives.
-func (t *socketTransport) keepAlive() {
-	ticker := time.NewTicker(pingIdle)
+func (t *socketTransport) keepAlive(idle, answer time.Duration) {
+	ticker := time.NewTicker(idle)
 	defer ticker.Stop()
 	for {
 		select {
@@ -180,7 +180,7 @@ func (t *socketTransport) keepAlive() {
 		case <-t.ctx.Done():
 			return
 		}
-		ctx, cancel := context.WithTimeout(t.ctx, pingAnswer)
+		ctx, cancel := context.WithTimeout(t.ctx, answer)
 		err := t.conn.Ping(ctx)
 		cancel()
 		if err != nil {
