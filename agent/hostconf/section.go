@@ -119,7 +119,7 @@ func (h *Host) Plan(_ context.Context, spec *bcdv1.NodeSpec) ([]converge.Step, e
 			return nil, fmt.Errorf("kernel parameter %s: %w", s.key, err)
 		}
 		if err != nil || normal(string(got)) != normal(s.value) {
-			steps = append(steps, converge.Step{Action: "set", Target: s.key + " = " + s.value, Do: setSysctl{s.key, s.value}})
+			steps = append(steps, converge.Step{Action: "set", Target: s.key + " = " + s.value, Do: setSysctl(s)})
 		}
 	}
 	before := len(steps)
