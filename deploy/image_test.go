@@ -383,7 +383,6 @@ func deployed(t testing.TB, got, raw []byte, sector int, seed map[string]string)
 	}
 }
 
-
 // heap is what the process holds after a collection.
 func heap() int64 {
 	var m runtime.MemStats

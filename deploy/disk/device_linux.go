@@ -210,7 +210,8 @@ func (d *Device) ZeroOut(ctx context.Context, off, n int64) error {
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
+		// EREMOTEIO is a SCSI disk that promised WRITE SAME and then refused.
+		if errors.Is(err, unix.EREMOTEIO) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("%s: %w (%w)", d.name, ErrNoZeroing, err)
 		}
 		if err != nil {

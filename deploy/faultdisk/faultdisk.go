@@ -60,9 +60,10 @@ type Disk struct {
 // New makes a disk full of fill bytes.
 func New(size int64, sector int, fill byte) *Disk {
 	d := &Disk{Sector: sector, FailAt: -1, CorruptAt: -1, CutAfter: -1, data: make([]byte, size)}
-	if fill != 0 {
-		for i := range d.data {
-			d.data[i] = fill
+	if fill != 0 && size > 0 {
+		d.data[0] = fill
+		for n := 1; n < len(d.data); n *= 2 {
+			copy(d.data[n:], d.data[:n])
 		}
 	}
 	return d
@@ -184,15 +185,17 @@ func (d *Disk) RereadPartitions() error { return nil }
 // Close does nothing.
 func (d *Disk) Close() error { return nil }
 
-// Apply does an operation on the content of another disk, of the same size.
-// A torn one does only its first keep bytes.
+// Apply does an operation on the content of another disk, or on the first
+// bytes of one. A torn one does only its first keep bytes.
 func (o Op) Apply(data []byte, keep int64) {
-	n := min(o.Len, keep)
-	switch {
-	case o.Flush:
-	case o.Data == nil:
-		clear(data[o.Off : o.Off+n])
-	default:
-		copy(data[o.Off:], o.Data[:n])
+	size := int64(len(data))
+	if o.Flush || o.Off >= size {
+		return
 	}
+	n := min(o.Len, keep, size-o.Off)
+	if o.Data == nil {
+		clear(data[o.Off : o.Off+n])
+		return
+	}
+	copy(data[o.Off:], o.Data[:n])
 }
