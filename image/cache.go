@@ -10,6 +10,19 @@ import (
 	"runtime/debug"
 )
 
+// DefaultCache is the folder for downloads and what is costly to make, outside
+// the work tree: $BCD_CACHE, else "bcd" in the user's cache folder.
+func DefaultCache() (string, error) {
+	if dir := os.Getenv("BCD_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for downloads: %w; set BCD_CACHE", err)
+	}
+	return filepath.Join(dir, "bcd"), nil
+}
+
 // cached gives what make makes, from the folder cache when it was made before
 // from the same key. Files there appear at once and end with their own digest:
 // what was torn or rotted is made again. Several builds may share the folder.

@@ -15,10 +15,9 @@ import (
 
 const (
 	mib = 1 << 20
-	// kernelReserve is what a kernel keeps for itself before anything of
-	// ours is in memory: its code and data, page tables, and the struct page
-	// array of the machine.
-	kernelReserve = 96 * mib
+	// kernelShare is what a kernel takes of MemTotal for itself before it
+	// has unpacked anything: slabs, per-CPU areas, page tables.
+	kernelShare = 32 * mib
 	// workingSet is what bcd and the page cache of a deployment take.
 	workingSet = 96 * mib
 	// memStep rounds the figure to something that a person remembers.
@@ -98,17 +97,18 @@ func fileManifest(entries []cpio.Entry, minMem int) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// MinMemMiB is the memory in MiB that a machine needs for an initramfs whose
-// files take unpacked bytes, in whole pages:
+// MinMemMiB is the memory in MiB, as the kernel counts it (MemTotal, some 50
+// MiB less than what is plugged in), that a machine needs for an initramfs
+// whose files take unpacked bytes, in whole pages:
 //
-//	max(2 × unpacked, 1.5 × unpacked + working set) + kernel reserve
+//	max(2 × unpacked, 1.5 × unpacked + working set) + kernel share
 //
 // The first: the root file system is a tmpfs, which the kernel limits to half
 // of the memory. The second: while the kernel unpacks, the compressed archive
 // (less than half of it) is in memory beside the files, and afterwards the
 // agent works there. It is rounded up to 16 MiB.
 func MinMemMiB(unpacked int64) int {
-	need := max(2*unpacked, unpacked+unpacked/2+workingSet) + kernelReserve
+	need := max(2*unpacked, unpacked+unpacked/2+workingSet) + kernelShare
 	return int((need + memStep - 1) / memStep * memStep / mib)
 }
 

@@ -63,11 +63,11 @@ raid         drivers/md/md-mod drivers/md/raid0 drivers/md/raid1 drivers/md/raid
 dm           drivers/md/dm-mod drivers/md/dm-mirror drivers/md/dm-snapshot drivers/md/dm-raid drivers/md/dm-crypt drivers/md/dm-thin-pool drivers/md/dm-multipath drivers/md/dm-verity drivers/md/dm-integrity
 block        drivers/block/loop drivers/block/nbd drivers/block/virtio_blk drivers/nvme/host/nvme drivers/nvme/host/nvme-core
 ata          drivers/ata/libata drivers/ata/ahci ?drivers/ata/ata_piix ?drivers/ata/ata_generic
-scsi         drivers/scsi/sd_mod drivers/scsi/sr_mod drivers/scsi/sg drivers/scsi/virtio_scsi drivers/scsi/vmw_pvscsi ?drivers/scsi/hv_storvsc
+scsi         drivers/scsi/sd_mod drivers/scsi/sr_mod drivers/scsi/sg drivers/scsi/virtio_scsi ?drivers/scsi/vmw_pvscsi ?drivers/scsi/hv_storvsc
 virtio       drivers/net/virtio_net drivers/virtio/* drivers/char/hw_random/virtio-rng ?drivers/char/virtio_console
 config       ?drivers/firmware/qemu_fw_cfg ?drivers/firmware/dmi-sysfs
 links        net/8021q/8021q drivers/net/bonding/bonding net/packet/af_packet
-tpm          ?drivers/char/tpm/* -?drivers/char/tpm/tpm_vtpm_proxy -?drivers/char/tpm/xen-tpmfront
+tpm          ?drivers/char/tpm/* -drivers/char/tpm/tpm_vtpm_proxy -drivers/char/tpm/xen-tpmfront
 watchdog     drivers/watchdog/softdog ?drivers/watchdog/i6300esb ?drivers/watchdog/wdat_wdt
 pstore       ?drivers/firmware/efi/efi-pstore ?fs/pstore/ramoops
 input        ?drivers/input/evdev
@@ -75,7 +75,7 @@ input        ?drivers/input/evdev
 
 const virtualModules = `
 # hypervisors and clouds
-nics         drivers/net/ethernet/amazon/** drivers/net/ethernet/google/** ?drivers/net/ethernet/microsoft/** drivers/net/ethernet/mellanox/** ?drivers/net/ethernet/intel/** drivers/net/vmxnet3/*
+nics         drivers/net/ethernet/amazon/** drivers/net/ethernet/google/** ?drivers/net/ethernet/microsoft/** drivers/net/ethernet/mellanox/** ?drivers/net/ethernet/intel/** ?drivers/net/vmxnet3/*
 hyperv       ?drivers/hv/* ?drivers/net/hyperv/* ?drivers/pci/controller/pci-hyperv ?drivers/input/serio/hyperv-keyboard
 xen          ?drivers/net/xen-netfront ?drivers/block/xen-blkfront
 `
@@ -87,15 +87,15 @@ nics-broadcom  drivers/net/ethernet/broadcom/** -drivers/net/ethernet/broadcom/b
 nics-mellanox  drivers/net/ethernet/mellanox/**
 nics-marvell   drivers/net/ethernet/qlogic/** ?drivers/net/ethernet/marvell/** drivers/net/ethernet/cavium/** drivers/net/ethernet/aquantia/**
 nics-chelsio   drivers/net/ethernet/chelsio/** -drivers/net/ethernet/chelsio/cxgb/*
-nics-others    drivers/net/ethernet/amd/xgbe/* drivers/net/ethernet/cisco/** drivers/net/ethernet/emulex/** drivers/net/ethernet/brocade/** drivers/net/ethernet/huawei/** drivers/net/ethernet/myricom/** drivers/net/ethernet/netronome/** drivers/net/ethernet/pensando/** drivers/net/ethernet/sfc/** drivers/net/ethernet/realtek/r8169 drivers/net/ethernet/realtek/8139cp drivers/net/ethernet/realtek/8139too drivers/net/ethernet/amazon/** drivers/net/ethernet/google/** ?drivers/net/ethernet/microsoft/** drivers/net/vmxnet3/*
+nics-others    drivers/net/ethernet/amd/xgbe/* drivers/net/ethernet/cisco/** drivers/net/ethernet/emulex/** drivers/net/ethernet/brocade/** drivers/net/ethernet/huawei/** drivers/net/ethernet/myricom/** drivers/net/ethernet/netronome/** drivers/net/ethernet/pensando/** drivers/net/ethernet/sfc/** drivers/net/ethernet/realtek/r8169 drivers/net/ethernet/realtek/8139cp drivers/net/ethernet/realtek/8139too drivers/net/ethernet/amazon/** drivers/net/ethernet/google/** ?drivers/net/ethernet/microsoft/** ?drivers/net/vmxnet3/*
 nics-arm       ?drivers/net/ethernet/hisilicon/** ?drivers/net/ethernet/apm/** ?drivers/net/ethernet/freescale/** ?drivers/net/ethernet/stmicro/**
 nics-usb       drivers/net/usb/cdc_ether drivers/net/usb/cdc_ncm drivers/net/usb/rndis_host drivers/net/usb/ax88179_178a drivers/net/usb/r8152 drivers/net/usb/asix
 phy            drivers/net/phy/* ?drivers/net/mdio/*
 # servers: storage
 nvme           drivers/nvme/host/* ?drivers/pci/controller/vmd
-ata-metal      drivers/ata/libahci ?drivers/ata/ahci_platform ?drivers/ata/sata_* -?drivers/ata/sata_sx4 ?drivers/ata/pata_*platform
-raid-hba       drivers/scsi/megaraid/megaraid_sas drivers/scsi/mpt3sas/* drivers/scsi/mpi3mr/* drivers/scsi/hpsa drivers/scsi/smartpqi/* drivers/scsi/aacraid/* drivers/scsi/arcmsr/* drivers/scsi/3w-sas drivers/scsi/3w-9xxx drivers/scsi/mvsas/* drivers/scsi/pm8001/* ?drivers/scsi/isci/* drivers/scsi/esas2r/* drivers/scsi/stex drivers/scsi/hptiop ?drivers/scsi/hisi_sas/* drivers/message/fusion/mptsas drivers/message/fusion/mptspi drivers/scsi/mvumi ?drivers/scsi/ipr
-fibre-channel  drivers/scsi/lpfc/* drivers/scsi/qla2xxx/qla2xxx drivers/scsi/qedf/* drivers/scsi/qedi/* drivers/scsi/fnic/* drivers/scsi/snic/*
+ata-metal      drivers/ata/libahci ?drivers/ata/ahci_platform ?drivers/ata/sata_* -drivers/ata/sata_sx4 ?drivers/ata/pata_*platform
+raid-hba       drivers/scsi/megaraid/megaraid_sas drivers/scsi/mpt3sas/* drivers/scsi/mpi3mr/* drivers/scsi/hpsa drivers/scsi/smartpqi/* drivers/scsi/aacraid/* ?drivers/scsi/arcmsr/* drivers/scsi/3w-sas drivers/scsi/3w-9xxx drivers/scsi/mvsas/* drivers/scsi/pm8001/* ?drivers/scsi/isci/* drivers/scsi/esas2r/* drivers/scsi/stex drivers/scsi/hptiop ?drivers/scsi/hisi_sas/* drivers/message/fusion/mptsas drivers/message/fusion/mptspi drivers/scsi/mvumi ?drivers/scsi/ipr
+fibre-channel  drivers/scsi/lpfc/* drivers/scsi/qla2xxx/qla2xxx drivers/scsi/qedf/* drivers/scsi/qedi/* ?drivers/scsi/fnic/* drivers/scsi/snic/*
 multipath      drivers/scsi/device_handler/* drivers/scsi/ses drivers/md/dm-round-robin drivers/md/dm-queue-length drivers/md/dm-service-time
 # servers: management and console
 ipmi           drivers/char/ipmi/ipmi_si drivers/char/ipmi/ipmi_ssif drivers/char/ipmi/ipmi_devintf drivers/char/ipmi/ipmi_watchdog drivers/char/ipmi/ipmi_poweroff drivers/acpi/acpi_ipmi
@@ -103,7 +103,7 @@ watchdog-metal ?drivers/watchdog/iTCO_wdt ?drivers/watchdog/sp5100_tco ?drivers/
 smbus          ?drivers/i2c/busses/i2c-i801 ?drivers/i2c/busses/i2c-ismt ?drivers/i2c/busses/i2c-piix4 ?drivers/mfd/lpc_ich
 usb            drivers/usb/host/xhci-* drivers/usb/host/ehci-* ?drivers/usb/host/uhci-hcd ?drivers/usb/host/ohci-* drivers/usb/storage/usb-storage drivers/usb/storage/uas
 keyboard       drivers/hid/hid drivers/hid/hid-generic drivers/hid/usbhid/usbhid drivers/input/serio/*
-screen         drivers/gpu/drm/ast/* drivers/gpu/drm/mgag200/*
+screen         drivers/gpu/drm/ast/* ?drivers/gpu/drm/mgag200/*
 sensors        ?drivers/hwmon/coretemp ?drivers/hwmon/k10temp drivers/hwmon/drivetemp ?drivers/edac/*
 random         ?drivers/char/hw_random/*
 `

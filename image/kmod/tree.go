@@ -82,13 +82,14 @@ type Module struct {
 // A pattern is a path below kernel/ without ".ko"; "*" stands for any part of a
 // name, "**" for any number of folders; a leading "-" takes away again what an
 // earlier pattern took, except where another module needs it. A pattern that
-// matches nothing, neither module nor built-in, is an error: a kernel update
-// that renames a driver should break the build, not the boot.
+// matches nothing, neither module nor built-in, is an error unless it begins
+// with "-" or "?": a kernel update that renames a driver should break the
+// build, not the boot.
 func (t *Tree) Select(patterns []string) (*Selection, error) {
 	wanted := map[string]bool{}
 	for _, pattern := range patterns {
 		rest, remove := strings.CutPrefix(pattern, "-")
-		optional := strings.HasPrefix(rest, "?")
+		optional := remove || strings.HasPrefix(rest, "?")
 		form, err := compile(strings.TrimPrefix(rest, "?"))
 		if err != nil {
 			return nil, err

@@ -97,7 +97,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	var err error
 	if o.Cache == "" {
-		if o.Cache, err = defaultCache(); err != nil {
+		if o.Cache, err = image.DefaultCache(); err != nil {
 			return err
 		}
 	}
@@ -142,17 +142,6 @@ func withoutTime(_ []string, a slog.Attr) slog.Attr {
 		return slog.Attr{}
 	}
 	return a
-}
-
-func defaultCache() (string, error) {
-	if dir := os.Getenv("BCD_CACHE"); dir != "" {
-		return filepath.Abs(dir)
-	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("no place for downloads: %w; set BCD_CACHE", err)
-	}
-	return filepath.Join(dir, "bcd"), nil
 }
 
 // defaultEpoch is SOURCE_DATE_EPOCH (reproducible-builds.org), else the time of
