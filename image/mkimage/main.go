@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("mkimage", flag.ContinueOnError)
 	f.StringVar(&o.Profile, "profile", "virtual", "`kind` of machine: virtual or metal")
 	f.StringVar(&o.Arch, "arch", "amd64", "architecture: amd64 or arm64")
-	f.StringVar(&o.BCD, "bcd", "", "static bcd `binary` for the architecture; built from ./cmd/bcd when not given")
+	f.StringVar(&o.BCD, "bcd", "", "static bcd `binary` for the architecture; built (see -command) when not given")
 	f.StringVar(&o.Trust, "trust", "", "`folder` with roots.pem and join-encryption.jwk")
 	f.StringVar(&o.Gateway, "gateway", "", "gateway's https `URL`; empty when machines are told otherwise")
 	f.StringVar(&o.Version, "version", "", "`version` of the image, and of bcd when it is built")
@@ -60,8 +60,8 @@ func run(ctx context.Context, args []string) error {
 	rescue := f.Bool("rescue", true, "put a rescue shell into the image")
 	lock := f.String("lock", "", "manifest.json of an earlier image, whose Debian packages are demanded exactly")
 	quiet := f.Bool("quiet", false, "print errors only")
-	build := f.String("build", "", "only build the command ./cmd/bcd for -arch into `file`")
-	command := f.String("command", "./cmd/bcd", "`package` that -build compiles")
+	build := f.String("build", "", "only build bcd (see -command) for -arch into `file`")
+	command := f.String("command", "./cmd/bcd", "`package` that bcd is built from")
 	sources := f.String("print-sources", "", "only print apt sources for this Debian `release`, derived from this machine's")
 	sizes := f.String("sizes", "", "only print \"name bytes\" lines for the results in this `folder`")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -123,7 +123,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		o.BCD = filepath.Join(o.Out, "bcd-linux-"+o.Arch)
 		o.Log.Info("building bcd", "arch", o.Arch)
-		if err := gobuild.Build(ctx, root, "./cmd/bcd", o.Arch, o.Version, o.BCD); err != nil {
+		if err := gobuild.Build(ctx, root, *command, o.Arch, o.Version, o.BCD); err != nil {
 			return err
 		}
 	}
