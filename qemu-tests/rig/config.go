@@ -59,6 +59,11 @@ type NIC struct {
 	TFTPDir, BootFile string
 	// BootIndex is the place in the firmware's boot order, 1 first, 0 none. A
 	// card with none has no boot ROM, which saves the firmware seconds.
+	//
+	// A virtio card is booted by OVMF's own driver and PXE client. Any other
+	// has QEMU's iPXE ROM, which hands the file's name to the program that it
+	// loads as load options; systemd's EFI stub then takes that name for the
+	// kernel command line, in place of the one inside the UKI.
 	BootIndex int
 	// Capture writes the first 512 bytes of each packet to nic<N>.pcap.
 	Capture bool
@@ -251,7 +256,8 @@ func (n NIC) args(i int, dir string) []string {
 	device := fmt.Sprintf("%s,netdev=net%d,mac=%s", nicModels[n.Model], i, n.MAC)
 	if n.BootIndex > 0 {
 		device += fmt.Sprintf(",bootindex=%d", n.BootIndex)
-	} else {
+	}
+	if n.BootIndex == 0 || n.Model == "virtio" {
 		device += ",romfile="
 	}
 	a := []string{"-netdev", netdev, "-device", device}
