@@ -158,7 +158,7 @@ func readFull(r io.Reader, p []byte) (n int, eof bool, err error) {
 	for n < len(p) {
 		m, err := r.Read(p[n:])
 		n += m
-		if err == io.EOF { //nolint:errorlint // a wrapped EOF is not the end
+		if err == io.EOF { // not errors.Is: a wrapped EOF is not the end
 			return n, true, nil
 		}
 		if err != nil {

@@ -88,6 +88,9 @@ func (r Roots) refuse(d Disk, inUse map[string]string) (string, error) {
 	dir := filepath.Join(r.Sys, "block", d.Name)
 	parts := []string{dir}
 	names, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "it went away", nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("read disk %s: %w", d.Name, err)
 	}
