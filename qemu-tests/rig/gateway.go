@@ -152,9 +152,9 @@ func (g *Gateway) RunInput(ctx context.Context, input []byte, args ...string) ([
 		if len(args) > 0 {
 			verb = args[0]
 		}
-		return out.Bytes(), fmt.Errorf("bcd-gateway %s: %w: %s", verb, err, bytes.TrimSpace(errs.Bytes()))
+		return out.buf.Bytes(), fmt.Errorf("bcd-gateway %s: %w: %s", verb, err, bytes.TrimSpace(errs.buf.Bytes()))
 	}
-	return out.Bytes(), nil
+	return out.buf.Bytes(), nil
 }
 
 // RunJSON runs a command with --json and decodes what it prints.
@@ -169,18 +169,19 @@ func (g *Gateway) RunJSON(ctx context.Context, into any, args ...string) error {
 	return nil
 }
 
-// bounded keeps the first bytes that are written to it.
+// bounded keeps the first bytes that are written to it. The buffer is a field
+// and not embedded: io.Copy would take its ReadFrom and pass Write by.
 type bounded struct {
-	bytes.Buffer
+	buf   bytes.Buffer
 	limit int
 	cut   bool
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	room := max(0, b.limit-b.Len())
+	room := max(0, b.limit-b.buf.Len())
 	if room < len(p) {
 		b.cut = true
 	}
-	b.Buffer.Write(p[:min(room, len(p))])
+	b.buf.Write(p[:min(room, len(p))])
 	return len(p), nil
 }
