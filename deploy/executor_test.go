@@ -51,7 +51,7 @@ func newExecutorRig(t *testing.T, raw []byte) *executorRig {
 	t.Helper()
 	packed := pack(t, raw, Zstd)
 	s := serve(t, packed)
-	e := &executorRig{rig: newRig(t, s, faultdisk.New(40*mib, 512, 0xAA)), s: s}
+	e := &executorRig{rig: newRig(t, s, faultdisk.New(28*mib, 512, 0xAA)), s: s}
 	join, err := proto.Marshal(&bcdv1.JoinMaterial{ConfigToml: []byte("role = 'node'\n"), RootsPem: []byte("pem"), JoinEncryptionJwk: []byte("{}"), JoinToken: canary})
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ func bootable(b []byte) bool {
 // old system untouched, no system, or all of the new one.
 func TestPowerCutAtEveryWrite(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
-	const size = 40 * mib
+	const size = 28 * mib
 	for _, zeroing := range []bool{true, false} {
 		d := faultdisk.New(size, 512, 0xAA)
 		// The old system.
@@ -127,14 +127,14 @@ func oldUsable(old, b []byte) bool {
 func TestDeployAgainAfterPowerCut(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
 	for _, after := range []int{0, 1, 2, 5, 9} {
-		d := faultdisk.New(40*mib, 512, 0xAA)
+		d := faultdisk.New(28*mib, 512, 0xAA)
 		d.CutAfter = after
 		r := newRig(t, serve(t, raw), d)
 		r.req.RawDigest = sum(raw)
 		if _, err := r.run(); err == nil {
 			t.Fatalf("deployed with power cut after %d writes", after)
 		}
-		again := faultdisk.New(40*mib, 512, 0)
+		again := faultdisk.New(28*mib, 512, 0)
 		copy(again.Bytes(), d.Bytes())
 		r = newRig(t, serve(t, raw), again)
 		r.req.RawDigest = sum(raw)

@@ -24,7 +24,7 @@ func TestDeployEveryFormatOverOldData(t *testing.T) {
 			t.Run(string(f)+map[bool]string{true: " zeroing", false: " writing zeros"}[zeroing], func(t *testing.T) {
 				packed := pack(t, raw, f)
 				s := serve(t, packed)
-				d := faultdisk.New(40*mib, 512, 0xAA)
+				d := faultdisk.New(28*mib, 512, 0xAA)
 				d.NoZeroing = !zeroing
 				r := newRig(t, s, d)
 				secret := []byte("bcjt_id_canary")
@@ -86,7 +86,7 @@ func TestDeployEveryFormatOverOldData(t *testing.T) {
 func TestDeployTwice(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
 	s := serve(t, raw)
-	d := faultdisk.New(40*mib, 512, 0xAA)
+	d := faultdisk.New(28*mib, 512, 0xAA)
 	r := newRig(t, s, d)
 	r.req.RawDigest = sum(raw)
 	if _, err := r.run(); err != nil {
@@ -135,33 +135,33 @@ func TestNothingIsWrittenWhatCannotEndWell(t *testing.T) {
 		code     Code
 		sentence string
 	}{
-		"no digest":            {raw, 40 * mib, 512, func(r *rig) { r.req.ImageDigest = nil }, BadRequest, "no expected SHA-256"},
-		"short digest":         {raw, 40 * mib, 512, func(r *rig) { r.req.RawDigest = Digest{1} }, BadRequest, "each must have 32"},
-		"no URL":               {raw, 40 * mib, 512, func(r *rig) { r.req.URL = "ftp://x" }, BadRequest, "http://HOST"},
-		"seed name":            {raw, 40 * mib, 512, func(r *rig) { r.req.Seed = map[string][]byte{"../x": nil} }, BadRequest, "seed file name"},
-		"format name":          {raw, 40 * mib, 512, func(r *rig) { r.req.Format = "bzip2" }, BadRequest, "raw, zstd, gzip or xz"},
+		"no digest":            {raw, 28 * mib, 512, func(r *rig) { r.req.ImageDigest = nil }, BadRequest, "no expected SHA-256"},
+		"short digest":         {raw, 28 * mib, 512, func(r *rig) { r.req.RawDigest = Digest{1} }, BadRequest, "each must have 32"},
+		"no URL":               {raw, 28 * mib, 512, func(r *rig) { r.req.URL = "ftp://x" }, BadRequest, "http://HOST"},
+		"seed name":            {raw, 28 * mib, 512, func(r *rig) { r.req.Seed = map[string][]byte{"../x": nil} }, BadRequest, "seed file name"},
+		"format name":          {raw, 28 * mib, 512, func(r *rig) { r.req.Format = "bzip2" }, BadRequest, "raw, zstd, gzip or xz"},
 		"disk too small":       {raw, 20 * mib, 512, nil, ImageTooLarge, "needs 25165824 bytes"},
 		"disk too small, zstd": {zst, 20 * mib, 512, nil, ImageTooLarge, "needs 25165824 bytes"},
 		"disk a sector short":  {raw, imageSize - 512, 512, nil, ImageTooLarge, "choose a larger disk"},
-		"4Kn disk":             {raw, 40 * mib, 4096, nil, SectorSize, "made for sectors of 512 bytes"},
-		"image size":           {raw, 40 * mib, 512, func(r *rig) { r.req.ImageSize = 7 }, SizeMismatch, "the command says 7"},
-		"raw size":             {raw, 40 * mib, 512, func(r *rig) { r.req.RawSize = 512 }, SizeMismatch, "the command says"},
-		"zstd size":            {zst, 40 * mib, 512, func(r *rig) { r.req.RawSize = 512 }, SizeMismatch, ""},
-		"format":               {raw, 40 * mib, 512, func(r *rig) { r.req.Format = Zstd }, FormatMismatch, "first bytes are those of raw"},
-		"little memory":        {zst, 40 * mib, 512, func(r *rig) { r.deps.Memory = func() (int64, error) { return 8 * mib, nil } }, InsufficientMemory, "8 MiB of memory available"},
-		"empty":                {nil, 40 * mib, 512, nil, ImageInvalid, "empty"},
-		"not an image":         {[]byte(strings.Repeat("<html>", 4096)), 40 * mib, 512, nil, ImageInvalid, "not a disk image"},
-		"damaged table":        {damaged, 40 * mib, 512, nil, ImageInvalid, "checksum"},
-		"truncated raw":        {cut, 40 * mib, 512, nil, ImageInvalid, "its partition table is for 25165824"},
-		"odd size":             {odd, 40 * mib, 512, nil, ImageInvalid, "cut off"},
-		"seed without ESP":     {noESP, 40 * mib, 512, func(r *rig) { r.req.Seed = map[string][]byte{"x": {1}} }, NoESP, "no EFI system partition"},
-		"damaged zstd":         {append(bytes.Clone(zst[:20]), raw[:5000]...), 40 * mib, 512, nil, ImageInvalid, "cannot be unpacked"},
-		"no disk":              {raw, 40 * mib, 512, func(r *rig) { r.deps.Disks = func(context.Context) ([]disk.Disk, error) { return nil, nil } }, NoDisk, "shows none"},
-		"no disk matches":      {raw, 40 * mib, 512, func(r *rig) { r.req.Disk.Serial = "OTHER" }, NoDisk, `serial is not "OTHER"`},
-		"bound to another":     {raw, 40 * mib, 512, func(r *rig) { r.req.Binding.Serial = "OTHER" }, DiskMismatch, "SERIAL1"},
-		"two disks":            {raw, 40 * mib, 512, two, AmbiguousDisk, "/dev/vdb"},
-		"disk busy":            {raw, 40 * mib, 512, func(r *rig) { r.deps.Open = func(disk.Disk) (Target, error) { return nil, disk.ErrBusy } }, DiskBusy, "in use"},
-		"BeforeWrite says no":  {raw, 40 * mib, 512, func(r *rig) { r.deps.BeforeWrite = func(disk.Disk) error { return errors.New("too late") } }, Failed, "too late"},
+		"4Kn disk":             {raw, 28 * mib, 4096, nil, SectorSize, "made for sectors of 512 bytes"},
+		"image size":           {raw, 28 * mib, 512, func(r *rig) { r.req.ImageSize = 7 }, SizeMismatch, "the command says 7"},
+		"raw size":             {raw, 28 * mib, 512, func(r *rig) { r.req.RawSize = 512 }, SizeMismatch, "the command says"},
+		"zstd size":            {zst, 28 * mib, 512, func(r *rig) { r.req.RawSize = 512 }, SizeMismatch, ""},
+		"format":               {raw, 28 * mib, 512, func(r *rig) { r.req.Format = Zstd }, FormatMismatch, "first bytes are those of raw"},
+		"little memory":        {zst, 28 * mib, 512, func(r *rig) { r.deps.Memory = func() (int64, error) { return 8 * mib, nil } }, InsufficientMemory, "8 MiB of memory available"},
+		"empty":                {nil, 28 * mib, 512, nil, ImageInvalid, "empty"},
+		"not an image":         {[]byte(strings.Repeat("<html>", 4096)), 28 * mib, 512, nil, ImageInvalid, "not a disk image"},
+		"damaged table":        {damaged, 28 * mib, 512, nil, ImageInvalid, "checksum"},
+		"truncated raw":        {cut, 28 * mib, 512, nil, ImageInvalid, "its partition table is for 25165824"},
+		"odd size":             {odd, 28 * mib, 512, nil, ImageInvalid, "cut off"},
+		"seed without ESP":     {noESP, 28 * mib, 512, func(r *rig) { r.req.Seed = map[string][]byte{"x": {1}} }, NoESP, "no EFI system partition"},
+		"damaged zstd":         {append(bytes.Clone(zst[:20]), raw[:5000]...), 28 * mib, 512, nil, ImageInvalid, "cannot be unpacked"},
+		"no disk":              {raw, 28 * mib, 512, func(r *rig) { r.deps.Disks = func(context.Context) ([]disk.Disk, error) { return nil, nil } }, NoDisk, "shows none"},
+		"no disk matches":      {raw, 28 * mib, 512, func(r *rig) { r.req.Disk.Serial = "OTHER" }, NoDisk, `serial is not "OTHER"`},
+		"bound to another":     {raw, 28 * mib, 512, func(r *rig) { r.req.Binding.Serial = "OTHER" }, DiskMismatch, "SERIAL1"},
+		"two disks":            {raw, 28 * mib, 512, two, AmbiguousDisk, "/dev/vdb"},
+		"disk busy":            {raw, 28 * mib, 512, func(r *rig) { r.deps.Open = func(disk.Disk) (Target, error) { return nil, disk.ErrBusy } }, DiskBusy, "in use"},
+		"BeforeWrite says no":  {raw, 28 * mib, 512, func(r *rig) { r.deps.BeforeWrite = func(disk.Disk) error { return errors.New("too late") } }, Failed, "too late"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, tc.content)
@@ -181,7 +181,7 @@ func TestNothingIsWrittenWhatCannotEndWell(t *testing.T) {
 
 func two(r *rig) {
 	r.deps.Disks = func(context.Context) ([]disk.Disk, error) {
-		return []disk.Disk{testDisk("vda", 40*mib, "A"), testDisk("vdb", 40*mib, "B")}, nil
+		return []disk.Disk{testDisk("vda", 28*mib, "A"), testDisk("vdb", 28*mib, "B")}, nil
 	}
 }
 
@@ -229,7 +229,7 @@ func TestWhatIsFoundLateLeavesNothingBootable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, tc.content)
-			d := faultdisk.New(40*mib, 512, 0xAA)
+			d := faultdisk.New(28*mib, 512, 0xAA)
 			r := newRig(t, s, d)
 			if r.req.ImageDigest = tc.digest; tc.digest == nil {
 				r.req.ImageDigest = sum(tc.content)
@@ -256,7 +256,7 @@ func TestWhatIsFoundLateLeavesNothingBootable(t *testing.T) {
 
 func TestReadOnlyDisk(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
-	d := faultdisk.New(40*mib, 512, 0xAA)
+	d := faultdisk.New(28*mib, 512, 0xAA)
 	d.ReadOnly = true
 	r := newRig(t, serve(t, raw), d)
 	r.req.RawDigest = sum(raw)
@@ -269,7 +269,7 @@ func TestReadOnlyDisk(t *testing.T) {
 
 func TestBIOSMachine(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
-	r := newRig(t, serve(t, raw), faultdisk.New(40*mib, 512, 0))
+	r := newRig(t, serve(t, raw), faultdisk.New(28*mib, 512, 0))
 	r.req.RawDigest = sum(raw)
 	r.deps.Variables = func() (*boot.Variables, error) { return nil, boot.ErrNoVariables }
 	res, err := r.run()
@@ -281,13 +281,13 @@ func TestBIOSMachine(t *testing.T) {
 func TestFirmwareThatCannotStoreAnEntry(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
 	broken := func() (*boot.Variables, error) { return nil, boot.ErrVariablesFull }
-	r := newRig(t, serve(t, raw), faultdisk.New(40*mib, 512, 0))
+	r := newRig(t, serve(t, raw), faultdisk.New(28*mib, 512, 0))
 	r.req.RawDigest, r.deps.Variables = sum(raw), broken
 	res, err := r.run()
 	if err != nil || !strings.Contains(strings.Join(res.Notes, " "), "by itself") {
 		t.Errorf("default loader: %v %v", res.Notes, err)
 	}
-	r = newRig(t, serve(t, raw), faultdisk.New(40*mib, 512, 0))
+	r = newRig(t, serve(t, raw), faultdisk.New(28*mib, 512, 0))
 	r.req.RawDigest, r.deps.Variables, r.req.Loader = sum(raw), broken, `\EFI\other\loader.efi`
 	_, err = r.run()
 	var e *Error
@@ -298,7 +298,7 @@ func TestFirmwareThatCannotStoreAnEntry(t *testing.T) {
 
 func TestPartitionsThatDoNotShow(t *testing.T) {
 	raw := makeImage(t, imageSize, 512)
-	r := newRig(t, serve(t, raw), faultdisk.New(40*mib, 512, 0))
+	r := newRig(t, serve(t, raw), faultdisk.New(28*mib, 512, 0))
 	r.req.RawDigest = sum(raw)
 	r.deps.PartitionReady = func(_ disk.Disk, p gpt.Partition, _ int) bool { return p.Number == 1 }
 	res, err := r.run()
@@ -323,7 +323,7 @@ func TestCancelAndDeadline(t *testing.T) {
 			<-q.Context().Done()
 			return true
 		}
-		d := faultdisk.New(40*mib, 512, 0xAA)
+		d := faultdisk.New(28*mib, 512, 0xAA)
 		r := newRig(t, s, d)
 		r.req.RawDigest = sum(raw)
 		_, err := Run(ctx, r.req, r.deps)

@@ -32,7 +32,7 @@ func httpRig(t *testing.T, f Format) (*server, *rig, []byte) {
 	raw := makeImage(t, imageSize, 512)
 	packed := pack(t, raw, f)
 	s := serve(t, packed)
-	r := newRig(t, s, faultdisk.New(40*mib, 512, 0xAA))
+	r := newRig(t, s, faultdisk.New(28*mib, 512, 0xAA))
 	r.req.ImageDigest = sum(packed)
 	return s, r, raw
 }
@@ -204,7 +204,7 @@ func TestServerRestart(t *testing.T) {
 	h := &server{content: raw, etag: `"v1"`, cuts: []int{11 * mib}}
 	first := httptest.NewServer(h)
 	address := first.Listener.Addr().String()
-	r := newRig(t, &server{Server: first}, faultdisk.New(40*mib, 512, 0xAA))
+	r := newRig(t, &server{Server: first}, faultdisk.New(28*mib, 512, 0xAA))
 	r.deps.Client = &http.Client{Transport: &http.Transport{}}
 	r.req.RawDigest = sum(raw)
 	var second *httptest.Server
@@ -293,7 +293,7 @@ func TestUntrustedServer(t *testing.T) {
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.StartTLS()
 	defer s.Close()
-	r := newRig(t, s, faultdisk.New(40*mib, 512, 0))
+	r := newRig(t, s, faultdisk.New(28*mib, 512, 0))
 	r.deps.Client = &http.Client{Transport: &http.Transport{}}
 	r.req.RawDigest = sum(raw)
 	r.fails(UntrustedServer, "certificate is not trusted")
