@@ -34,6 +34,10 @@ const (
 	tlsLifetime = 30 * 24 * time.Hour
 	tlsRenewal  = 10 * 24 * time.Hour
 
+	// compressFrom leaves heartbeats and commands as they are: what is worth
+	// compressing on a session is a large spec.
+	compressFrom = 64 << 10
+
 	// joinRate bounds the work that callers without a certificate can cause.
 	joinRate  = 50
 	joinBurst = 100
@@ -78,9 +82,10 @@ type Gateway struct {
 	blobs     *blobStore
 	operator  [sha256.Size]byte
 
-	// pingIdle and pingAnswer are the constants of the same name, but for
-	// tests of what happens after them.
+	// These are the constants of the same names, but for tests of what happens
+	// beyond them.
 	pingIdle, pingAnswer time.Duration
+	outboxBytes          int
 
 	helloLimit   *rate.Limiter
 	joinLimit    *rate.Limiter
@@ -103,7 +108,7 @@ func New(config Config) (*Gateway, error) {
 	g := &Gateway{
 		store: config.Store, keys: config.Keys, name: config.Name, advertise: strings.TrimSuffix(config.Advertise, "/"),
 		now: config.Now, log: config.Log, hub: newHub(), stopped: make(chan struct{}),
-		pingIdle: pingIdle, pingAnswer: pingAnswer,
+		pingIdle: pingIdle, pingAnswer: pingAnswer, outboxBytes: outboxBytes,
 		operator:     sha256.Sum256([]byte(config.Keys.OperatorToken)),
 		helloLimit:   rate.NewLimiter(welcomeRate, 2*welcomeRate),
 		joinLimit:    rate.NewLimiter(joinRate, joinBurst),
@@ -185,7 +190,7 @@ func (g *Gateway) operatorToken(r *http.Request) bool {
 // Handler is what the network sees: every service over TLS.
 func (g *Gateway) Handler() http.Handler {
 	mux := http.NewServeMux()
-	options := []connect.HandlerOption{connect.WithReadMaxBytes(maxFrameBytes), connect.WithRecover(g.panicked)}
+	options := g.options()
 	mux.Handle(bcdv1connect.NewSessionServiceHandler(sessionService{g}, options...))
 	mux.Handle(bcdv1connect.NewJoinServiceHandler(joinService{g}, options...))
 	mux.Handle(bcdv1connect.NewIdentityServiceHandler(identityService{g}, options...))
@@ -196,11 +201,17 @@ func (g *Gateway) Handler() http.Handler {
 	return g.identify(mux, false)
 }
 
+func (g *Gateway) options() []connect.HandlerOption {
+	return []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxFrameBytes), connect.WithCompressMinBytes(compressFrom), connect.WithRecover(g.panicked),
+	}
+}
+
 // OperatorHandler is what the unix socket serves: everyone who may open it is
 // an operator.
 func (g *Gateway) OperatorHandler() http.Handler {
 	mux := http.NewServeMux()
-	g.common(mux, []connect.HandlerOption{connect.WithReadMaxBytes(maxFrameBytes), connect.WithRecover(g.panicked)})
+	g.common(mux, g.options())
 	return g.identify(mux, true)
 }
 

@@ -366,7 +366,8 @@ func (o operatorService) ApplySpec(ctx context.Context, request *connect.Request
 			return err
 		}
 		record.Generation = applied.GetGeneration()
-		if err := tx.PutSpec(record); err != nil {
+		n.SpecGeneration = record.Generation
+		if err := errors.Join(tx.PutSpec(record), tx.PutNode(n)); err != nil {
 			return err
 		}
 		return tx.AppendTimeline(&TimelineEntry{

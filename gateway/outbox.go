@@ -22,6 +22,7 @@ var errSlowReader = errors.New("the node reads too slowly")
 // outbox is the bounded queue between a session and its writer. Adding never
 // blocks.
 type outbox struct {
+	limit  int // bytes
 	mu     sync.Mutex
 	queues [priorities][]*bcdv1.ServerFrame
 	frames int
@@ -31,7 +32,7 @@ type outbox struct {
 	ready chan struct{}
 }
 
-func newOutbox() *outbox { return &outbox{ready: make(chan struct{}, 1)} }
+func newOutbox(limit int) *outbox { return &outbox{limit: limit, ready: make(chan struct{}, 1)} }
 
 func (o *outbox) add(p priority, frame *bcdv1.ServerFrame) error {
 	o.mu.Lock()
@@ -40,7 +41,7 @@ func (o *outbox) add(p priority, frame *bcdv1.ServerFrame) error {
 		return nil
 	}
 	size := proto.Size(frame)
-	if o.frames+1 > outboxFrames || o.bytes+size > outboxBytes {
+	if o.frames+1 > outboxFrames || o.bytes+size > o.limit {
 		return errSlowReader
 	}
 	o.queues[p] = append(o.queues[p], frame)

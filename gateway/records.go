@@ -96,6 +96,9 @@ type Node struct {
 	RevokeReason  string   `json:"revoke_reason,omitempty"`
 	Kinds         []string `json:"kinds,omitempty"`
 	Remote        string   `json:"remote,omitempty"`
+	// SpecGeneration is that of the node's Spec, so that nobody reads 4 MiB to
+	// learn that there is nothing new.
+	SpecGeneration int64 `json:"spec_generation,omitempty"`
 	// Inventory maps a section's name to its SHA-256.
 	Inventory  map[string][]byte `json:"inventory,omitempty"`
 	Unreadable map[string]string `json:"unreadable,omitempty"`

@@ -29,7 +29,8 @@ func (s sessionService) Session(ctx context.Context, stream *connect.BidiStream[
 	if wait := s.g.busy(); wait > 0 {
 		return t.send(rejectFrame(s.g.now(), bcdv1.RejectCode_REJECT_CODE_BUSY, wait, "too many sessions begin at once; come back after the given time"))
 	}
-	return s.g.runSession(ctx, c.peer, t, nil)
+	s.g.runSession(ctx, c.peer, t, nil)
+	return nil
 }
 
 func rejectFrame(now time.Time, code bcdv1.RejectCode, retry time.Duration, detail string) *bcdv1.ServerFrame {

@@ -57,17 +57,17 @@ type session struct {
 
 // runSession runs a session to its end and returns when nothing of it uses
 // the transport any more: net/http panics the process for a late write.
-func (g *Gateway) runSession(ctx context.Context, peer *Peer, t transport, first *bcdv1.ClientFrame) error {
+func (g *Gateway) runSession(ctx context.Context, peer *Peer, t transport, first *bcdv1.ClientFrame) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s := &session{
-		g: g, peer: peer, out: newOutbox(), log: g.log.With("node", peer.NodeID),
+		g: g, peer: peer, out: newOutbox(g.outboxBytes), log: g.log.With("node", peer.NodeID),
 		core:   newSessionCore(g.now(), g.name, peer, g.hub.spread),
 		inputs: make(chan sessionInput, 16), wake: make(chan struct{}, 1), done: make(chan struct{}),
 		probes: map[int64]chan struct{}{},
 	}
 	if !g.admit(s) {
-		return nil
+		return
 	}
 
 	frames := make(chan *bcdv1.ClientFrame)
@@ -123,7 +123,6 @@ func (g *Gateway) runSession(ctx context.Context, peer *Peer, t transport, first
 		g.sessionLost(s)
 	}
 	g.sessions.Done()
-	return nil
 }
 
 // loop steps the core until it ends.
@@ -255,11 +254,11 @@ func (s *session) perform(ctx context.Context, out sessionOutput) (sessionInput,
 	case askSpec:
 		var result gotSpec
 		err := g.store.View(ctx, func(tx Tx) error {
-			spec, err := tx.Spec(s.peer.NodeID)
-			if errors.Is(err, ErrNotFound) || err == nil && spec.Generation <= out.newerThan {
-				return nil
+			node, err := fenced(tx, s.peer.NodeID, s.epoch)
+			if err != nil || node.SpecGeneration <= out.newerThan {
+				return err
 			}
-			result.spec = spec
+			result.spec, err = tx.Spec(s.peer.NodeID)
 			return err
 		})
 		return result, err

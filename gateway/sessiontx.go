@@ -137,11 +137,11 @@ func openSession(tx Tx, now time.Time, peer *Peer, hello *bcdv1.Hello) (*opened,
 			return nil, nil, err
 		}
 	}
-	spec, err := tx.Spec(node.ID)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, nil, err
+	if node.SpecGeneration > hello.GetAcceptedGeneration() {
+		if result.Spec, err = tx.Spec(node.ID); err != nil {
+			return nil, nil, err
+		}
 	}
-	result.Spec = spec
 	result.Epoch, result.Resume, result.Site = node.Epoch, node.EventSequence, node.Site
 	result.MachineID, result.MachineName = machine.ID, machine.Name
 	return result, nil, nil

@@ -41,17 +41,16 @@ func (g *Gateway) webSocket(w http.ResponseWriter, r *http.Request) {
 	// connection breaks; the transport's own does both.
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	t := &socketTransport{conn: conn, ctx: ctx, cancel: cancel}
-	reason := g.runSocket(ctx, c, t)
-	_ = conn.Close(websocket.StatusNormalClosure, clip(reason, 120))
+	t := &socketTransport{conn: conn, ctx: ctx, cancel: cancel, ended: make(chan struct{})}
+	g.runSocket(ctx, c, t)
+	_ = conn.Close(websocket.StatusNormalClosure, "session ended")
 }
 
-// runSocket finds out who is there and runs the session; it gives the reason
-// for the close frame.
-func (g *Gateway) runSocket(ctx context.Context, c *caller, t *socketTransport) string {
+// runSocket finds out who is there and runs the session.
+func (g *Gateway) runSocket(ctx context.Context, c *caller, t *socketTransport) {
 	if wait := g.busy(); wait > 0 {
 		_ = t.send(rejectFrame(g.now(), bcdv1.RejectCode_REJECT_CODE_BUSY, wait, "too many sessions begin at once; come back after the given time"))
-		return "busy"
+		return
 	}
 	pings := make(chan struct{})
 	go func() {
@@ -59,13 +58,13 @@ func (g *Gateway) runSocket(ctx context.Context, c *caller, t *socketTransport) 
 		t.keepAlive(g.pingIdle, g.pingAnswer)
 	}()
 	defer func() {
-		t.cancel()
+		close(t.ended)
 		<-pings
 	}()
 	peer := c.peer
 	if c.expired != nil {
 		_ = t.send(rejectFrame(g.now(), bcdv1.RejectCode_REJECT_CODE_IDENTITY_EXPIRED, 0, c.expired.Error()+"; renew it, or join again"))
-		return "expired"
+		return
 	}
 	var first *bcdv1.ClientFrame
 	if peer == nil {
@@ -73,16 +72,12 @@ func (g *Gateway) runSocket(ctx context.Context, c *caller, t *socketTransport) 
 		peer, first, reject = g.innerAuth(c, t)
 		if reject != nil {
 			_ = t.send(reject)
-			return "not authenticated"
 		}
 		if peer == nil {
-			return "no proof of identity"
+			return
 		}
 	}
-	if err := g.runSession(ctx, peer, t, first); err != nil {
-		return err.Error()
-	}
-	return "session ended"
+	g.runSession(ctx, peer, t, first)
 }
 
 // innerAuth is for a path on which TLS ended before the gateway: Hello, then
@@ -141,6 +136,8 @@ type socketTransport struct {
 	conn   *websocket.Conn
 	ctx    context.Context
 	cancel context.CancelFunc
+	// ended stops the pings.
+	ended chan struct{}
 }
 
 func (t *socketTransport) receive() (*bcdv1.ClientFrame, error) {
@@ -166,8 +163,17 @@ func (t *socketTransport) send(frame *bcdv1.ServerFrame) error {
 	return t.conn.Write(t.ctx, websocket.MessageBinary, data)
 }
 
-func (t *socketTransport) stopReceive() { t.cancel() }
-func (t *socketTransport) stopSend()    { t.cancel() }
+// stopReceive says goodbye properly, so that the last frames are not lost with
+// the connection; against a peer that does not answer it takes 5 s.
+func (t *socketTransport) stopReceive() {
+	_ = t.conn.Close(websocket.StatusNormalClosure, "session ended")
+	t.cancel()
+}
+
+func (t *socketTransport) stopSend() {
+	t.cancel()
+	_ = t.conn.CloseNow()
+}
 
 // keepAlive pings, as the server does on HTTP/2. The answer is seen by the
 // goroutine that receives.
@@ -178,6 +184,8 @@ func (t *socketTransport) keepAlive(idle, answer time.Duration) {
 		select {
 		case <-ticker.C:
 		case <-t.ctx.Done():
+			return
+		case <-t.ended:
 			return
 		}
 		ctx, cancel := context.WithTimeout(t.ctx, answer)
