@@ -159,14 +159,14 @@ func TestPanicIsAFailureWithItsStack(t *testing.T) {
 		runs := 0
 		add(t, s, Func("x", func(ctx context.Context) error {
 			if runs++; runs == 1 {
-				var m map[string]int
-				m["boom"] = 1
+				var none []int
+				none[runs]++
 			}
 			return untilDone(ctx)
 		}), WithBackoff(fixed))
 		w := start(t, s)
 		w.want("x", Backoffs)
-		if st := w.status("x"); !strings.Contains(st.LastError, "nil map") {
+		if st := w.status("x"); !strings.Contains(st.LastError, "out of range") {
 			t.Errorf("last error %q", st.LastError)
 		}
 		time.Sleep(time.Second)
