@@ -49,7 +49,7 @@ func (a *Archive) Kernel(ctx context.Context, meta string) (Package, error) {
 	flavour := strings.TrimPrefix(meta, "linux-image-")
 	concrete := regexp.MustCompile(`^linux-image-[0-9][0-9.]*(\+[a-z0-9]+)?-` + regexp.QuoteMeta(flavour) + `$`)
 	if a.Lock != nil {
-		p, ok := a.Lock.findPrefix(concrete, a.Architecture)
+		p, ok := a.Lock.findMatch(concrete, a.Architecture)
 		if !ok {
 			return Package{}, fmt.Errorf("the lock file names no kernel package for %s: make a lock from an image of the same profile and architecture", meta)
 		}

@@ -105,8 +105,8 @@ func (l *Lock) find(name, arch string) (Package, bool) {
 	return l.Packages[i], true
 }
 
-// findPrefix is find by the start of the name.
-func (l *Lock) findPrefix(form *regexp.Regexp, arch string) (Package, bool) {
+// findMatch is find by the form of the name.
+func (l *Lock) findMatch(form *regexp.Regexp, arch string) (Package, bool) {
 	i := slices.IndexFunc(l.Packages, func(p Package) bool {
 		return form.MatchString(p.Name) && p.Architecture == arch
 	})
