@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"agent/host":       {},
 	"agent/doctor":     {"agent/host"},
 	"agent/status":     {},
-	"agent/logs":       {"api", "agent/dispatch", "agent/secret"},
+	"agent/logs":       {"api", "agent/dispatch", "agent/secret", "agent/clock"},
 	"agent/builtin":    {"api", "agent/dispatch"},
 
 	// the agent, and what modes are made of
