@@ -91,13 +91,15 @@ func Run(t testing.TB, dir string, config Config) *VM {
 	return vm
 }
 
-// RunGateway starts a gateway for a test; its log stays with the folder dir.
-func RunGateway(t testing.TB, binary, dir string) *Gateway {
+// RunGateway starts a gateway for a test, with further arguments of serve; its
+// log stays with the folder dir.
+func RunGateway(t testing.TB, binary, dir string, args ...string) *Gateway {
 	t.Helper()
 	g, err := NewGateway(binary, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.Args = append(g.Args, args...)
 	if err := g.Start(Context(t)); err != nil {
 		t.Fatal(err)
 	}
