@@ -26,11 +26,10 @@
 //
 //	init, err := pid1.Connect()             // in the "supervise" process
 //	s := supervisor.New(supervisor.Options{Log: log})
-//	ready := supervisor.SignalsReady()      // they call NotifyReady
 //	s.Add(init.Service(s.Healthy))          // heartbeats to pid 1
-//	s.Add(modules.NewService(modules.Options{AfterColdplug: pid1.MountLate}), ready)
-//	s.Add(clock.NewService(...), ready)
-//	s.Add(netcfg.NewService(...), ready, supervisor.Needs("modules"))
+//	s.Add(modules.NewService(modules.Options{AfterColdplug: pid1.MountLate}))
+//	s.Add(clock.NewService(...))
+//	s.Add(netcfg.NewService(...), supervisor.Needs("modules"))
 //	s.Add(agent, supervisor.Needs("network", "clock"))
 //	err = s.Run(ctx)
 package supervisor

@@ -65,9 +65,10 @@ func Health(c Check) Option {
 	return func(u *unit) { u.check, u.signalsReady = &c, true }
 }
 
-// SignalsReady says that the service calls [NotifyReady]. Without it (and
-// without [Health]) a service is ready as soon as it has been started, or, with
-// policy [Once], when it has returned nil.
+// SignalsReady says that the service calls [NotifyReady]; a service with a method
+// SignalsReady() says so itself. Without either (and without [Health]) a service
+// is ready as soon as it has been started, or, with policy [Once], when it has
+// returned nil.
 func SignalsReady() Option { return func(u *unit) { u.signalsReady = true } }
 
 // Needs names services that must have been ready once before this one is
@@ -86,6 +87,9 @@ func (s *Supervisor) Add(svc Service, opts ...Option) error {
 	u := &unit{sup: s, name: svc.Name(), stopWithin: DefaultStopWithin}
 	for _, o := range opts {
 		o(u)
+	}
+	if _, ok := svc.(interface{ SignalsReady() }); ok {
+		u.signalsReady = true
 	}
 	u.svc = Recovered(svc)
 	if u.check != nil {

@@ -103,6 +103,10 @@ func NewService(o Options) *Service {
 // Name implements supervisor.Service.
 func (s *Service) Name() string { return "clock" }
 
+// SignalsReady tells the supervisor to wait for this service's word before it
+// starts those that need it.
+func (s *Service) SignalsReady() {}
+
 // Run implements supervisor.Service.
 func (s *Service) Run(ctx context.Context) error {
 	if err := s.begin(); err != nil {

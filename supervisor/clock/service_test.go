@@ -75,7 +75,7 @@ func honest(f *fake) func(string) (Sample, error) {
 func start(t *testing.T, s *Service) (sup *supervisor.Supervisor, stop func()) {
 	t.Helper()
 	sup = supervisor.New(supervisor.Options{Log: s.log})
-	if err := sup.Add(s, supervisor.SignalsReady()); err != nil {
+	if err := sup.Add(s); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

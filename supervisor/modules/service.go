@@ -122,6 +122,10 @@ func releaseDir() (string, error) {
 // Name implements supervisor.Service.
 func (s *Service) Name() string { return "modules" }
 
+// SignalsReady tells the supervisor to wait for this service's word before it
+// starts those that need it.
+func (s *Service) SignalsReady() {}
+
 // Run implements supervisor.Service. Modules that cannot be loaded are logged
 // and shown in the status; they do not end it.
 func (s *Service) Run(ctx context.Context) error {

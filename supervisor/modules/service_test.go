@@ -99,7 +99,7 @@ func run(t *testing.T, m *machine, o Options) (*Service, func()) {
 	s.list = write("modules", "# what no device asks for\nefivarfs\n vfat \nip-mi_si trydefaults=1 # spelled oddly\nnot-in-the-image\n")
 	s.cmdline = write("cmdline", "quiet e1000e.IntMode=1 e1000e.Node=2 megaraid_sas.msix_disable bcd.gateway=x .y ro\n")
 	sup := supervisor.New(supervisor.Options{Log: o.Log})
-	if err := sup.Add(s, supervisor.SignalsReady()); err != nil {
+	if err := sup.Add(s); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

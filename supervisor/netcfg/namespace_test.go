@@ -225,7 +225,7 @@ func startReal(t *testing.T, resolv string) (s *Service, sup *watched, stop func
 		default:
 		}
 	}})
-	if err := sup.Add(s, supervisor.SignalsReady()); err != nil {
+	if err := sup.Add(s); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

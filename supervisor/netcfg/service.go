@@ -95,6 +95,10 @@ func NewService(o Options) *Service {
 // Name implements supervisor.Service.
 func (s *Service) Name() string { return "network" }
 
+// SignalsReady tells the supervisor to wait for this service's word before it
+// starts those that need it.
+func (s *Service) SignalsReady() {}
+
 // worker is the goroutine of one NIC.
 type worker struct {
 	nic    nic

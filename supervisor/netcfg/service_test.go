@@ -141,7 +141,7 @@ func run(t *testing.T, w *world, dir string, static ...Static) (s *Service, read
 	s.lo = func() error { return nil }
 	s.jitter = func() float64 { return 0.5 }
 	sup := supervisor.New(supervisor.Options{Log: log})
-	if err := sup.Add(s, supervisor.SignalsReady()); err != nil {
+	if err := sup.Add(s); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())

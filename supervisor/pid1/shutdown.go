@@ -57,9 +57,9 @@ func runStep(s shutdownStep) error {
 	}
 }
 
-// Deadlines of the way down; together 56 s, well below lastWatchdogTimeout.
+// Deadlines of the way down; together 88 s, well below lastWatchdogTimeout.
 const (
-	stopSupervisorWithin = 25 * time.Second // its services stop in order, 5 s each
+	stopSupervisorWithin = 40 * time.Second // its services stop in order, 5 to 20 s each
 	termWithin           = 5 * time.Second
 	killWithin           = 3 * time.Second
 	syncWithin           = 10 * time.Second
