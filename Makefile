@@ -38,3 +38,33 @@ generate: ## the contract's Go code, from api/bcd/v1/*.proto
 .PHONY: docs
 docs: ## docs/config.md, docs/man and docs/kinds.md, from the code
 	$(GO) test ./cmd/bcd ./cmd/bcd-gateway -run TestDocs -update
+
+# ---------------------------------------------------------------- images
+
+# The roots that images trust and the gateways of tests and demo use. A real
+# fleet gives its own: make images TRUST=DIR GATEWAY=https://HOST:PORT.
+TRUST   ?= $(BUILD)/trust
+GATEWAY ?=
+
+$(BUILD)/trust: | build
+	@[ -d $(BUILD)/keys ] || $(BUILD)/bcd-gateway keys init --out $(BUILD)/keys >/dev/null
+	@$(BUILD)/bcd-gateway keys export-trust $@ --keys $(BUILD)/keys >/dev/null
+
+IMAGE = $(GO) run ./image/mkimage -version $(VERSION) -trust $(TRUST) -gateway '$(GATEWAY)' -out $(BUILD)/images
+
+.PHONY: images image-virtual image-metal image-node
+images: image-virtual image-metal image-node ## ramdisk images of both profiles, and the installed node's
+
+image-virtual: build $(TRUST) ## kernel, initramfs and UKI for virtual machines, amd64 and arm64
+	@$(IMAGE) -profile virtual -bcd $(BUILD)/bcd-amd64 -node-disk
+	@$(IMAGE) -profile virtual -arch arm64 -bcd $(BUILD)/bcd-arm64
+
+image-metal: build $(TRUST) ## kernel, initramfs and UKI for servers
+	@$(IMAGE) -profile metal -bcd $(BUILD)/bcd-amd64
+
+image-node: build ## the installed node's disk image, by mkosi
+	@$(GO) run ./mkosi -bcd $(BUILD)/bcd-amd64 -profile virtual -out $(BUILD)/images
+
+.PHONY: size
+size: build image-virtual image-metal ## bytes of bcd and of each image
+	@$(GO) run ./image/mkimage -sizes $(BUILD)/images

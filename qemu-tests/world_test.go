@@ -132,7 +132,13 @@ func (w *world) only(ctx context.Context) (*machineInfo, error) {
 	if len(all.Machines) != 1 {
 		return nil, fmt.Errorf("%d machines, not one", len(all.Machines))
 	}
-	return all.Machines[0], nil
+	var whole struct {
+		Machine *machineInfo `json:"machine"`
+	}
+	if err := w.RunJSON(ctx, &whole, "machine", all.Machines[0].ID); err != nil {
+		return nil, err
+	}
+	return whole.Machine, nil
 }
 
 // connected waits until the one machine is connected in a role, as another
