@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -209,7 +208,6 @@ func (trusting) Verify(s *bcdv1.Signed, _ string, _ time.Time) ([]byte, error) {
 // keeper is the gateway of the kill test, which outlives every agent.
 type keeper struct {
 	t        *testing.T
-	mu       sync.Mutex
 	epoch    int64
 	commands map[string]*bcdv1.Signed
 	outcomes map[string][]byte

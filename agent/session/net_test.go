@@ -33,7 +33,6 @@ type server struct {
 	epoch  atomic.Int64
 	up     chan string   // transports of sessions that were welcomed
 	ended  chan struct{} // one for each session that ended
-	flood  bool
 	reject *bcdv1.Reject
 }
 
