@@ -213,3 +213,24 @@ func TestDiskLayout(t *testing.T) {
 		t.Errorf("the root's identifier is not what the command line names: %v: %s", err, out)
 	}
 }
+
+// TestSeedIsWaitedFor: with systemd's usual patience a slow machine's first
+// start went on without its EFI system partition, so without gateway and token.
+func TestSeedIsWaitedFor(t *testing.T) {
+	text, err := os.ReadFile("mkosi.extra/etc/fstab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "x-systemd.device-timeout=10min") {
+		t.Error("the EFI system partition is given up too early")
+	}
+	text, err = os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Wants=efi.mount", "After=efi.mount"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the unit lacks %s", want)
+		}
+	}
+}
