@@ -145,7 +145,7 @@ func TestBlackHole(t *testing.T) {
 			d.heartbeat()
 			p.black.Store(true)
 			if flood {
-				w.floodSpecs("a", 2)
+				w.floodSpecs("a", 2, 3<<20)
 			}
 			begin := time.Now()
 			w.waitFor("lost", isLost)
@@ -156,12 +156,12 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
-// floodSpecs sets n specs of 3 MiB.
-func (w *world) floodSpecs(machine string, n int) {
+// floodSpecs sets n specs of about size bytes.
+func (w *world) floodSpecs(machine string, n, size int) {
 	w.t.Helper()
 	for range n {
 		// Random, because the stream compresses what is large.
-		value := make([]byte, 3<<19)
+		value := make([]byte, size/2)
 		rand.Read(value)
 		_, err := w.op.ApplySpec(w.t.Context(), connect.NewRequest(&bcdv1.ApplySpecRequest{Machine: machine, Spec: &bcdv1.NodeSpec{
 			Host: &bcdv1.HostSpec{Sysctl: map[string]string{"k": hex.EncodeToString(value)}},
@@ -177,17 +177,20 @@ func (w *world) floodSpecs(machine string, n int) {
 func TestSlowReader(t *testing.T) {
 	w := newWorld(t)
 	w.stop()
-	w.start(func(g *gateway.Gateway) { g.SetOutbox(4 << 20) })
+	w.start(func(g *gateway.Gateway) { g.SetOutbox(256 << 10) })
 	defer w.stop()
 	slow, other := w.join("slow", node), w.join("other", node)
-	s := slow.dial()
+	// A client with small windows, so that little data makes it slow.
+	client := w.client(slow)
+	client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 64 << 10}
+	s := slow.dialOver(client)
 	if err := s.stream.Send(slow.helloFrame(nil)); err != nil {
 		t.Fatal(err)
 	}
 	w.waitFor("connected", func(e *bcdv1.TimelineEntry) bool { return e.GetType() == "connected" })
 	d := other.connect(nil)
 	for w.g.Sessions() == 2 {
-		w.floodSpecs("slow", 1)
+		w.floodSpecs("slow", 1, 40<<10)
 		w.ping("other")
 		d.outcome(d.command().GetId(), succeeded, "")
 	}
