@@ -68,3 +68,56 @@ image-node: build ## the installed node's disk image, by mkosi
 .PHONY: size
 size: build image-virtual image-metal ## bytes of bcd and of each image
 	@$(GO) run ./image/mkimage -sizes $(BUILD)/images
+
+# ---------------------------------------------------------------- checking
+
+STAGE := scripts/stage
+
+.PHONY: test
+test: ## everything: set-up, lint, unit tests with -race, images, boot tests
+	@$(STAGE) setup scripts/setup
+	@$(STAGE) build $(MAKE) --no-print-directory build
+	@$(STAGE) lint $(MAKE) --no-print-directory lint
+	@$(STAGE) images $(MAKE) --no-print-directory images
+	@$(STAGE) unit $(MAKE) --no-print-directory test-unit
+	@$(STAGE) boot $(MAKE) --no-print-directory test-boot
+
+.PHONY: lint
+lint: ## gofmt, go vet and staticcheck, for every build there is
+	@bad=$$(git ls-files '*.go' | xargs gofmt -l); [ -z "$$bad" ] || { echo "gofmt would change: $$bad" >&2; exit 1; }
+	@$(GO) vet ./...
+	@$(GO) vet -tags fakehw,nonvml ./...
+	@GOARCH=arm64 $(GO) vet ./cmd/...
+	@$(GO) tool staticcheck ./...
+
+.PHONY: test-unit
+test-unit: ## unit tests with the race detector; those of other builds without
+	@CGO_ENABLED=1 $(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v '/qemu-tests$$')
+	@$(GO) test -timeout 5m -tags fakehw,nonvml ./agent/host ./agent/doctor ./cmd/bcd
+	@$(GO) test -timeout 5m -tags nonvml ./agent/host ./agent/doctor
+
+.PHONY: test-boot
+test-boot: ## whole-image boot tests; BOOT=NAME for one
+	@$(GO) test -count=1 -v -timeout 25m ./qemu-tests -run '$(BOOT)' | grep -E --line-buffered '^(=== RUN|--- |FAIL|PASS|ok|panic)|^ +[a-z_]+\.go:' 
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (20s)
+	@scripts/fuzz $(or $(FUZZTIME),20s)
+
+# ---------------------------------------------------------------- showing
+
+.PHONY: demo
+demo: ## a virtual machine from power-on to an installed node, live
+	@scripts/setup
+	@$(MAKE) --no-print-directory build image-virtual image-node
+	@$(GO) run ./qemu-tests/demo -build $(BUILD)
+
+.PHONY: bench-boot
+bench-boot: ## power-on to the first Welcome, beside a trivial init on the same kernel
+	@scripts/setup
+	@$(MAKE) --no-print-directory build image-virtual
+	@$(GO) run ./qemu-tests/benchboot -build $(BUILD)
+
+.PHONY: clean
+clean: ## remove what was built here; caches outside stay
+	rm -rf $(BUILD) .demo
