@@ -187,7 +187,9 @@ type Writer struct {
 	// swallow is set while a secret that is longer than maxMatch goes on.
 	swallow func(byte) bool
 	count   int
-	err     error
+	// next is the length at which the buffer is looked at again.
+	next int
+	err  error
 }
 
 // NewWriter makes a Writer that writes to w.
@@ -202,8 +204,11 @@ func (w *Writer) Write(p []byte) (int, error) {
 		part := p[n:min(n+chunk, len(p))]
 		n += len(part)
 		w.buf = append(w.buf, part...)
-		if len(w.buf) >= chunk+hold {
+		// While a long secret is held back, it is looked at again only once
+		// there is a good deal more of it.
+		if len(w.buf) >= max(chunk+hold, w.next) {
 			w.flush(false)
+			w.next = len(w.buf) + chunk
 		}
 	}
 	if w.err != nil {
