@@ -130,7 +130,7 @@ func (op *operator) finish(cmd *cobra.Command, c *bcdv1.CommandInfo, flags sendF
 		return err
 	}
 	if !flags.noWait && c.Outcome.GetStatus() != bcdv1.OutcomeStatus_OUTCOME_STATUS_SUCCEEDED {
-		return cli.Silent
+		return cli.ErrSilent
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ the report itself, with what only it knows; --offline checks from this process.`
 			return err
 		}
 		if report.Failed {
-			return cli.Silent
+			return cli.ErrSilent
 		}
 		return nil
 	}

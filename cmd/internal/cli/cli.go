@@ -38,8 +38,8 @@ func Usagef(format string, args ...any) error {
 	return &UsageError{Message: fmt.Sprintf(format, args...)}
 }
 
-// Silent is a failure that has already been told; only the exit code is left.
-var Silent = errors.New("failed")
+// ErrSilent is a failure that has already been told; only the exit code is left.
+var ErrSilent = errors.New("failed")
 
 // secret matches what must not reach a terminal's scroll-back or a log, even
 // where somebody put it in the wrong place.
@@ -83,7 +83,7 @@ func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return OK
 	}
-	if errors.Is(err, Silent) {
+	if errors.Is(err, ErrSilent) {
 		return Failure
 	}
 	name := root.Name()

@@ -15,7 +15,7 @@ func run(args ...string) (code int, stdout, stderr string) {
 	join.Flags().Int("count", 0, "")
 	group := &cobra.Command{Use: "token"}
 	group.AddCommand(&cobra.Command{Use: "list", Args: NoArgs(""), RunE: func(*cobra.Command, []string) error { return errors.New("no gateway at bcjt_id_topsecret") }})
-	group.AddCommand(&cobra.Command{Use: "revoke", Args: ExactArgs("ID"), RunE: func(*cobra.Command, []string) error { return Silent }})
+	group.AddCommand(&cobra.Command{Use: "revoke", Args: ExactArgs("ID"), RunE: func(*cobra.Command, []string) error { return ErrSilent }})
 	root.AddCommand(join, group)
 	var out, err bytes.Buffer
 	code = Main(root, args, &out, &err)
