@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -75,9 +76,14 @@ func ExactArgs(names ...string) cobra.PositionalArgs {
 func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	prepare(root)
 	root.SetArgs(args)
 	root.SetOut(stdout)
+	// cobra adds these two when it runs, too late for prepare; as they come
+	// they echo what they do not know.
+	root.SetHelpCommand(helpCommand(root))
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	prepare(root)
 	root.SetErr(stderr)
 	ran, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -98,6 +104,39 @@ func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	return Failure
 }
 
+// helpCommand is cobra's help without its echo of an unknown topic.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "say how a command is used",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd := root
+			for _, name := range args {
+				i := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool { return c.Name() == name })
+				if i < 0 {
+					return unknownCommand(cmd)
+				}
+				cmd = cmd.Commands()[i]
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
+}
+
+func unknownCommand(parent *cobra.Command) error {
+	var names []string
+	for _, sub := range parent.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	if len(names) == 0 {
+		return Usagef("unknown command; %s has none below it", parent.CommandPath())
+	}
+	return Usagef("unknown command; the commands are %s", strings.Join(names, ", "))
+}
+
 // prepare makes every command below cmd quiet about usage on failures, turns
 // flag mistakes into usage errors, and gives groups an answer that names their
 // commands instead of echoing the unknown one.
@@ -113,13 +152,18 @@ func prepare(cmd *cobra.Command) {
 			if len(args) == 0 {
 				return c.Help()
 			}
-			var names []string
-			for _, sub := range c.Commands() {
-				if sub.IsAvailableCommand() {
-					names = append(names, sub.Name())
-				}
+			return unknownCommand(c)
+		}
+	}
+	// Plain cobra validators name what they refuse; ours are UsageErrors.
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			var usage *UsageError
+			if err == nil || errors.As(err, &usage) {
+				return err
 			}
-			return Usagef("unknown command; the commands are %s", strings.Join(names, ", "))
+			return Usagef("the arguments are not what it takes; try %s --help", c.CommandPath())
 		}
 	}
 	for _, sub := range cmd.Commands() {

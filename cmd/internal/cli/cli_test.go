@@ -39,6 +39,11 @@ func TestExitCodesAndNoEcho(t *testing.T) {
 		{[]string{"token", "list"}, Failure, "tool token list: no gateway at bcjt_[redacted]"},
 		{[]string{"token", "revoke"}, Usage, "tool token revoke: takes ID, got 0 arguments"},
 		{[]string{"token", "revoke", "x"}, Failure, ""},
+		{[]string{"help", token}, Usage, "tool help: unknown command; the commands are "},
+		{[]string{"help", "join", token}, Usage, "tool help: unknown command; tool join has none below it"},
+		{[]string{"help", "token"}, OK, ""},
+		{[]string{"completion", token}, Usage, "tool completion: "},
+		{[]string{"completion", "bash", token}, Usage, "tool completion bash: "},
 		{[]string{"token"}, OK, ""},
 		{nil, OK, ""},
 	} {
