@@ -55,7 +55,7 @@ func (t *target) dial() (*operator, error) {
 	}
 	token := os.Getenv("BCD_OPERATOR_TOKEN")
 	if token == "" {
-		return nil, errors.New("--gateway needs the operator token in BCD_OPERATOR_TOKEN (the gateway keeps it in operator.token in its data directory)")
+		return nil, errors.New("--gateway needs the operator token in BCD_OPERATOR_TOKEN (the gateway keeps it in keys/operator.token in its data directory)")
 	}
 	if t.trust == "" {
 		return nil, errors.New("--gateway needs --trust FILE, the roots.pem that bcd-gateway keys export-trust writes")
