@@ -36,7 +36,7 @@ var allowed = map[string][]string{
 	"agent/doctor":     {"agent/host"},
 	"agent/status":     {},
 	"agent/logs":       {"api", "agent/dispatch", "agent/secret", "agent/clock"},
-	"agent/builtin":    {"api", "agent/dispatch"},
+	"agent/builtin":    {"api", "agent/dispatch", "agent/host"},
 
 	// the agent, and what modes are made of
 	"agent":      {"api", "agent/*"},
