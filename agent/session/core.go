@@ -104,10 +104,17 @@ func (c *Core) Step(now time.Time, in Input) []Output {
 		return c.received(now, in)
 	case IdentityChanged:
 		c.attempts = [classes]int{}
-		if c.current == 0 && c.pending == 0 && c.started {
-			c.dialAt = now
-			return c.tick(now)
+		if c.pending != 0 || !c.started {
+			return nil
 		}
+		if l := c.links[c.current]; l != nil {
+			// The live link stands on the old certificate: the gateway ends it
+			// with that, and checks secret requests against its key. Make
+			// before break, as after a Drain.
+			l.draining = true
+		}
+		c.dialAt = now
+		return c.tick(now)
 	case Stop:
 		c.stopped = true
 		var out []Output

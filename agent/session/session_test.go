@@ -369,6 +369,26 @@ func TestDrain(t *testing.T) {
 	})
 }
 
+// A renewal while the session lives makes another one on the new certificate
+// before the old one ends.
+func TestRenewedWhileConnected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gateway{}
+		s, a := run(t, g, session.Config{})
+		wait(time.Minute)
+		s.IdentityChanged(t.Context())
+		wait(time.Second)
+		ups, downs, _ := a.counts()
+		if ups != 2 || downs != 0 || !s.Status().Connected || s.Status().Epoch != 2 {
+			t.Fatalf("make before break: %d ups, %d downs, %+v", ups, downs, s.Status())
+		}
+		wait(time.Minute)
+		if ups, _, _ := a.counts(); ups != 2 {
+			t.Fatalf("%d sessions after one renewal", ups)
+		}
+	})
+}
+
 func TestSkew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gateway{}
