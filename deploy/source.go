@@ -185,7 +185,7 @@ func (s *source) connect() error {
 	stop()
 	if err != nil {
 		if untrusted(err) {
-			return fail(UntrustedServer, "%s: its certificate is not trusted here: %w", redact(s.url), bare(err))
+			return fail(UntrustedServer, "%s: its certificate is not trusted here: %w: build the ramdisk with its authority in image-roots.pem of the trust folder, or give the image to the gateway (bcd-gateway blob put)", redact(s.url), bare(err))
 		}
 		return err
 	}

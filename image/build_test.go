@@ -360,6 +360,7 @@ func TestRefusals(t *testing.T) {
 		"holds a EC PRIVATE KEY": func(o *image.Options) {
 			put(t, o, "roots.pem", "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n")
 		},
+		"image-roots.pem":          func(o *image.Options) { put(t, o, "image-roots.pem", "nothing") },
 		`private key (member "d")`: func(o *image.Options) { put(t, o, "join-encryption.jwk", `{"kty":"EC","d":"x"}`) },
 		"is not a JWK":             func(o *image.Options) { put(t, o, "join-encryption.jwk", "PEM") },
 		"want an EC key":           func(o *image.Options) { put(t, o, "join-encryption.jwk", `{"kty":"RSA"}`) },

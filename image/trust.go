@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -29,11 +30,19 @@ func readTrust(dir string) ([]trustFile, error) {
 	}
 	var out []trustFile
 	for _, f := range []struct {
-		name  string
-		check func([]byte) error
-	}{{"join-encryption.jwk", checkJWK}, {"roots.pem", checkRoots}} {
+		name     string
+		check    func([]byte) error
+		optional bool
+	}{
+		// The last one has the certificate authorities of https servers with
+		// images, for a fleet that has such servers beside its gateway.
+		{"join-encryption.jwk", checkJWK, false}, {"roots.pem", checkRoots, false}, {"image-roots.pem", checkRoots, true},
+	} {
 		name := filepath.Join(dir, f.name)
 		info, err := os.Stat(name)
+		if f.optional && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("trust folder: %w", err)
 		}

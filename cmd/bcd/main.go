@@ -21,7 +21,7 @@ func main() {
 	if os.Getpid() == 1 {
 		runInit()
 	}
-	os.Exit(cli.Main(newRoot(), os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(cli.Main(newRoot(), os.Args[1:], cli.WithoutTokens(os.Stdout), os.Stderr))
 }
 
 func newRoot() *cobra.Command {

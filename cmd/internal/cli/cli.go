@@ -46,6 +46,21 @@ var ErrSilent = errors.New("failed")
 // where somebody put it in the wrong place.
 var secret = regexp.MustCompile(`bcjt_[A-Za-z0-9_-]*`)
 
+const secretGone = "bcjt_[redacted]"
+
+// WithoutTokens is w without the join tokens that are written to it, each
+// within one write.
+func WithoutTokens(w io.Writer) io.Writer { return withoutTokens{w} }
+
+type withoutTokens struct{ w io.Writer }
+
+func (t withoutTokens) Write(p []byte) (int, error) {
+	if _, err := t.w.Write(secret.ReplaceAll(p, []byte(secretGone))); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
 // NoArgs refuses positional arguments without echoing them. The hint, if any,
 // is a line of its own.
 func NoArgs(hint string) cobra.PositionalArgs {
@@ -72,7 +87,7 @@ func ExactArgs(names ...string) cobra.PositionalArgs {
 }
 
 // Main runs root with args until it ends or SIGINT or SIGTERM comes, prints
-// what went wrong, and gives the exit code.
+// what went wrong, and gives the exit code. Nothing on stderr has a join token.
 func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -84,6 +99,7 @@ func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
 	prepare(root)
+	stderr = WithoutTokens(stderr)
 	root.SetErr(stderr)
 	ran, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -96,7 +112,7 @@ func Main(root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	if ran != nil {
 		name = ran.CommandPath()
 	}
-	fmt.Fprintf(stderr, "%s: %s\n", name, secret.ReplaceAllString(err.Error(), "bcjt_[redacted]"))
+	fmt.Fprintf(stderr, "%s: %s\n", name, err)
 	var usage *UsageError
 	if errors.As(err, &usage) {
 		return Usage
