@@ -5,7 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -48,7 +48,7 @@ func (g *Gateway) server(handler http.Handler) *http.Server {
 			MaxReceiveBufferPerConnection: 1 << 20,
 			MaxReceiveBufferPerStream:     512 << 10,
 		},
-		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+		ErrorLog: log.New(&strangers{g: g}, "", 0),
 	}
 }
 

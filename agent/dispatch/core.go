@@ -154,7 +154,7 @@ func (c *Core) offer(now time.Time, in Offer) []Effect {
 	v := c.accept(now, in.Signed)
 	id := v.command.GetId()
 	if id == "" || len(id) > maxIDBytes || !printable(id) || strings.Contains(id, " ") {
-		return []Effect{plain(Complain{v.message})} // an answer would name nothing
+		return []Effect{plain(Complain{Message: v.message})} // an answer would name nothing
 	}
 	switch v.rejection {
 	case bcdv1.Rejection_REJECTION_UNSPECIFIED:
@@ -179,16 +179,17 @@ func (c *Core) offer(now time.Time, in Offer) []Effect {
 	case v.rejection == bcdv1.Rejection_REJECTION_EXPIRED:
 		outcome.Status = bcdv1.OutcomeStatus_OUTCOME_STATUS_EXPIRED
 	}
+	complaint := Complain{ID: id, Kind: v.command.GetKind(), Message: v.message}
 	answer := Send{&bcdv1.ClientFrame{Body: &bcdv1.ClientFrame_Outcome{Outcome: outcome}}}
 	if _, known := c.config.Ledger.Entry(id); !v.authentic || !v.idValid || known {
-		return []Effect{plain(answer)}
+		return []Effect{plain(answer, complaint)}
 	}
 	entry := journal.Entry{
 		ID: id, Kind: v.command.GetKind(), Lane: int32(v.command.GetLane()),
 		DeadlineMS: v.command.GetDeadlineMs(), AcceptedMS: ms(now), FinishedMS: ms(now),
 		Status: int32(outcome.GetStatus()), Rejection: int32(outcome.GetRejection()),
 	}
-	return []Effect{{Write: WriteRefuse{entry, marshal(outcome)}, Then: []Output{SendOutcome{id}}}}
+	return []Effect{{Write: WriteRefuse{entry, marshal(outcome)}, Then: []Output{SendOutcome{id}, complaint}}}
 }
 
 // take accepts a command.

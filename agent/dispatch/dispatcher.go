@@ -298,7 +298,11 @@ func (d *Dispatcher) do(out Output) {
 			}
 		})
 	case Complain:
-		d.deps.Log.Warn("the gateway sent a command that cannot be answered", "error", out.Message)
+		text := "command refused"
+		if out.ID == "" {
+			text = "the gateway sent a command that cannot be answered"
+		}
+		d.deps.Log.Warn(text, "command", out.ID, "kind", out.Kind, "error", out.Message)
 	case Note:
 		d.deps.Note(out.Type, out.ID, out.Message)
 	}

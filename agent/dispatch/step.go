@@ -142,8 +142,9 @@ type (
 	}
 	// Note is a durable event.
 	Note struct{ Type, ID, Message string }
-	// Complain logs a frame that cannot even be answered.
-	Complain struct{ Message string }
+	// Complain logs a command that was refused. ID is empty for one that
+	// cannot even be answered.
+	Complain struct{ ID, Kind, Message string }
 )
 
 func (Send) output()        {}
