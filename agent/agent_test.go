@@ -272,6 +272,7 @@ func TestRevocation(t *testing.T) {
 			t.Fatalf("outcomes %v, status %+v", w.outcomes, w.a.Status())
 		}
 		w.a.IdentityChanged(context.Background())
+		<-time.After(time.Second) // the session on the new certificate is made
 		w.command(t, "cmd_a", "diag.ping")
 		if len(w.outcomes["cmd_a"]) != 1 {
 			t.Fatalf("outcomes after a new identity: %v", w.outcomes)
