@@ -45,7 +45,7 @@ func skeleton() []cpio.Entry {
 		file("etc/hosts", 0o644, []byte("127.0.0.1 localhost\n::1 localhost ip6-localhost\n")),
 		file("etc/nsswitch.conf", 0o644, []byte("passwd: files\ngroup: files\nhosts: files dns\n")),
 		// Empty: what DHCP says is written here, and nothing is assumed.
-		file("etc/resolv.conf", 0o644, nil),
+		file(resolvConf, 0o644, nil),
 		// Folders of programs, for people whose fingers know them.
 		cpio.Symlink("bin", "bbin"), cpio.Symlink("sbin", "bbin"),
 	}
@@ -81,9 +81,14 @@ func baseSegment(entries []cpio.Entry, minMem int) ([]cpio.Entry, error) {
 	return append(head, entries...), nil
 }
 
+// resolvConf is the one file of the image that a running machine rewrites: a
+// check of its content, which init makes while the machine works, would find
+// the image damaged as soon as DHCP has named a server.
+const resolvConf = "etc/resolv.conf"
+
 // fileManifest is /etc/bcd/MANIFEST as docs/architecture.md defines it.
 func fileManifest(entries []cpio.Entry, minMem int) ([]byte, error) {
-	files := slices.DeleteFunc(slices.Clone(entries), func(e cpio.Entry) bool { return !e.Regular() })
+	files := slices.DeleteFunc(slices.Clone(entries), func(e cpio.Entry) bool { return !e.Regular() || e.Name == resolvConf })
 	slices.SortFunc(files, func(a, b cpio.Entry) int { return strings.Compare(a.Name, b.Name) })
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "bcd-initramfs-manifest 1 min-mem-mib=%d\n", minMem)
