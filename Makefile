@@ -92,7 +92,8 @@ lint: ## gofmt, go vet and staticcheck, for every build there is
 
 .PHONY: test-unit
 test-unit: ## unit tests with the race detector; those of other builds without
-	@CGO_ENABLED=1 $(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v '/qemu-tests$$')
+	@# The race runtime sleeps a second at every exit, which re-executing tests do hundreds of times.
+	@CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v '/qemu-tests$$')
 	@$(GO) test -timeout 5m -tags fakehw,nonvml ./agent/host ./agent/doctor ./cmd/bcd
 	@$(GO) test -timeout 5m -tags nonvml ./agent/host ./agent/doctor
 
