@@ -20,7 +20,7 @@ func TestMachineLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	vm := Run(t, dir, Config{
-		Name: "life", MemoryMiB: 256, Watchdog: true, Results: true, RTC: "1970-01-02T00:00:00",
+		Name: "life", MemoryMiB: 256, Watchdog: true, Results: true, Keyboard: true, RTC: "1970-01-02T00:00:00",
 		SMBIOS: []string{"bcd.token=bcjt_canary,with,commas"},
 		NICs:   []NIC{{Model: "e1000e", Capture: true}},
 		Disks:  []Disk{{Path: disk, Serial: "LIFE1", BootIndex: 1}},
@@ -57,6 +57,12 @@ func TestMachineLife(t *testing.T) {
 	}
 	if _, err = vm.WaitConsoleAfter(ctx, mark, nothing); err != nil {
 		t.Fatal(err)
+	}
+	if vm.Events("RESET") == 0 {
+		t.Error("QEMU's event of the reset was not seen")
+	}
+	if err := errors.Join(vm.Type(ctx, "a"), vm.Type(ctx, "b\n"), vm.Throttle(ctx, 0, 1<<20), vm.Throttle(ctx, 0, 0)); err != nil {
+		t.Error(err)
 	}
 
 	first := vm.PID()

@@ -37,6 +37,9 @@ type Config struct {
 	RTC string
 	// Watchdog adds an i6300esb whose bite resets the machine.
 	Watchdog bool
+	// Keyboard lets Type write to the console's serial port, as somebody does
+	// who sits before the machine.
+	Keyboard bool
 	// Results adds a second serial port, written to results.log.
 	Results bool
 	// TPM is the control socket of a running swtpm, empty for no TPM.
@@ -93,6 +96,12 @@ const (
 	StderrLog  = "qemu.log"
 	varsFile   = "vars.fd"
 	smbiosDir  = "smbios"
+)
+
+// Names of the sockets, which are in a folder with a short path.
+const (
+	qmpSocket      = "qmp"
+	keyboardSocket = "keyboard"
 )
 
 var (
@@ -194,7 +203,7 @@ func writeSMBIOS(dir string, strs []string) ([]string, error) {
 
 // args gives QEMU's command line. Everything that the machine has is named:
 // nothing comes from QEMU's defaults or the user's configuration.
-func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, error) {
+func (c Config) args(accel, sockets, code string, smbios []string) ([]string, error) {
 	a := []string{"-name", "bcd-" + c.Name, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35"}
 	switch accel {
 	case KVM:
@@ -206,8 +215,13 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 	}
 	// -cpu max has RDRAND: without it the kernel waits seconds for entropy.
 	a = append(a, "-cpu", "max", "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMiB), "-uuid", c.UUID,
-		"-qmp", "unix:"+quote(qmpSocket)+",server=on,wait=off",
-		"-chardev", "file,id=console,append=on,path="+quote(filepath.Join(c.Dir, ConsoleLog)), "-serial", "chardev:console")
+		"-qmp", "unix:"+quote(filepath.Join(sockets, qmpSocket))+",server=on,wait=off")
+	if console := quote(filepath.Join(c.Dir, ConsoleLog)); c.Keyboard {
+		a = append(a, "-chardev", "socket,id=console,server=on,wait=off,path="+quote(filepath.Join(sockets, keyboardSocket))+",logappend=on,logfile="+console)
+	} else {
+		a = append(a, "-chardev", "file,id=console,append=on,path="+console)
+	}
+	a = append(a, "-serial", "chardev:console")
 	if c.Results {
 		a = append(a, "-chardev", "file,id=results,append=on,path="+quote(filepath.Join(c.Dir, ResultsLog)), "-serial", "chardev:results")
 	}

@@ -45,6 +45,10 @@ type VM struct {
 	done    chan struct{} // closed when QEMU has ended
 	settled func()        // gives the boot slot back
 	fault   error         // KVM gave up, or QEMU's unasked end
+	// keyboard is the connection that Type made, if any.
+	keyboard io.WriteCloser
+	// seen counts QEMU's events by name, over all power cuts.
+	seen map[string]int
 }
 
 // Start makes the machine and switches it on. It returns once the machine said
@@ -54,7 +58,7 @@ func Start(ctx context.Context, config Config) (*VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	vm := &VM{Config: config, Accel: config.Accel}
+	vm := &VM{Config: config, Accel: config.Accel, seen: map[string]int{}}
 	if vm.Accel == "" {
 		vm.Accel, _ = Accelerator()
 	}
@@ -121,9 +125,10 @@ func (vm *VM) launch(ctx context.Context) (silent bool, err error) {
 			return false, err
 		}
 	}
-	socket := filepath.Join(vm.sockets, "qmp")
+	socket := filepath.Join(vm.sockets, qmpSocket)
 	os.Remove(socket)
-	args, err := vm.args(vm.Accel, socket, code, vm.smbios)
+	os.Remove(filepath.Join(vm.sockets, keyboardSocket))
+	args, err := vm.args(vm.Accel, vm.sockets, code, vm.smbios)
 	if err != nil {
 		return false, err
 	}
@@ -185,6 +190,9 @@ func (vm *VM) connect(ctx context.Context, socket string) error {
 // listen looks for a virtual machine that stopped because KVM gave up on it.
 func (vm *VM) listen(q *qmp) {
 	for e := range q.events {
+		vm.mu.Lock()
+		vm.seen[e.Name]++
+		vm.mu.Unlock()
 		if e.Name != "STOP" {
 			continue
 		}
@@ -198,6 +206,13 @@ func (vm *VM) listen(q *qmp) {
 			vm.mu.Unlock()
 		}
 	}
+}
+
+// Events is how often QEMU told of an event, such as "RESET" or "WATCHDOG".
+func (vm *VM) Events(name string) int {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	return vm.seen[name]
 }
 
 // silence is the error of a machine that does nothing.
@@ -336,6 +351,7 @@ func (vm *VM) PowerCut() {
 	if q != nil {
 		q.Close()
 	}
+	vm.unplugKeyboard()
 }
 
 // Done is closed when QEMU has ended, as it does when the machine powers off.
