@@ -67,6 +67,7 @@ image-node: build ## the installed node's disk image, by mkosi
 
 .PHONY: size
 size: build image-virtual image-metal ## bytes of bcd and of each image
+	@$(GO) run ./image/mkimage -sizes $(BUILD)
 	@$(GO) run ./image/mkimage -sizes $(BUILD)/images
 
 # ---------------------------------------------------------------- checking

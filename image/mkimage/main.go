@@ -63,7 +63,7 @@ func run(ctx context.Context, args []string) error {
 	build := f.String("build", "", "only build bcd (see -command) for -arch into `file`")
 	command := f.String("command", "./cmd/bcd", "`package` that bcd is built from")
 	sources := f.String("print-sources", "", "only print apt sources for this Debian `release`, derived from this machine's")
-	sizes := f.String("sizes", "", "only print \"name bytes\" lines for the results in this `folder`")
+	sizes := f.String("sizes", "", "only print \"name bytes\" lines for the results for -arch in this `folder`")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return err
 	} else if err != nil {
@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		return err
 	case *sizes != "":
-		return printSizes(os.Stdout, *sizes)
+		return printSizes(os.Stdout, *sizes, o.Arch)
 	}
 	if *build != "" {
 		root, err := gobuild.Root(ctx)

@@ -14,16 +14,16 @@ var sizeNames = []struct{ suffix, word string }{
 	{".initramfs", "initramfs"}, {".uki.efi", "uki"}, {".vmlinuz", "kernel"},
 }
 
-// printSizes writes "name bytes" lines for the results in dir: programs first,
-// then each image's parts. amd64 is not named; another architecture is.
-func printSizes(w io.Writer, dir string) error {
+// printSizes writes "name bytes" lines for what dir holds of one architecture:
+// programs first, then each image's parts.
+func printSizes(w io.Writer, dir, arch string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	var lines []string
 	for _, e := range entries {
-		name := sizeName(e.Name())
+		name := sizeName(e.Name(), arch)
 		if name == "" {
 			continue
 		}
@@ -34,31 +34,28 @@ func printSizes(w io.Writer, dir string) error {
 		lines = append(lines, fmt.Sprintf("%s %d", name, info.Size()))
 	}
 	if len(lines) == 0 {
-		return fmt.Errorf("%s holds no image: build one first", dir)
+		return fmt.Errorf("%s holds no image for %s: build one first", dir, arch)
 	}
 	slices.SortStableFunc(lines, func(a, b string) int { return strings.Count(a, "-") - strings.Count(b, "-") })
 	_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
 	return err
 }
 
-func sizeName(file string) string {
-	switch file {
-	case "bcd", "bcd-gateway", "bcd-linux-amd64":
-		return strings.TrimSuffix(file, "-linux-amd64")
-	case "bcd-linux-arm64":
-		return "bcd-arm64"
+// sizeName is the word for a result's file, "" for other files.
+func sizeName(file, arch string) string {
+	// Programs are bcd-<arch> as make build names them, or bcd-linux-<arch> as
+	// this program does when it builds one.
+	for _, program := range []string{"bcd", "bcd-gateway"} {
+		if file == program+"-"+arch || file == program+"-linux-"+arch {
+			return program
+		}
 	}
 	for _, s := range sizeNames {
 		rest, ok := strings.CutSuffix(file, s.suffix)
 		parts := strings.Split(rest, "-")
-		if !ok || len(parts) != 3 || parts[0] != "bcd" {
-			continue
+		if ok && len(parts) == 3 && parts[0] == "bcd" && parts[2] == arch {
+			return parts[1] + "-" + s.word
 		}
-		name := parts[1] + "-" + s.word
-		if parts[2] != "amd64" {
-			name += "-" + parts[2]
-		}
-		return name
 	}
 	return ""
 }
