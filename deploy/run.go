@@ -362,7 +362,7 @@ func (j *job) preflight(src *source, dec *decoder) error {
 	}
 	switch {
 	case j.RawSize > 0 && j.RawSize < whole:
-		return fail(SizeMismatch, "the command says that the image has %d bytes, but its partition table is for %d: correct the command or build the image again", j.RawSize, whole)
+		return fail(SizeMismatch, "the command says that the image has %d bytes, but its partition table is for %d: the image was cut off before it was uploaded, or the command is wrong: upload it again", j.RawSize, whole)
 	case dec.header.format == Raw && src.total >= 0 && known < whole:
 		return fail(ImageInvalid, "the image has %d bytes, but its partition table is for %d: it was cut off before it was uploaded", known, whole)
 	case whole > size:

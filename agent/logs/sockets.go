@@ -48,8 +48,9 @@ var socketTables = []struct {
 // SocketsSource lists what waits on this machine for others to speak first: a
 // line for each listening TCP socket, unconnected UDP or raw socket, packet
 // socket and listening unix socket, this one with its mode and its folder's.
-// proc is /proc.
-func SocketsSource(name, proc string) Source {
+// The kernel names a unix socket as it was made; those whose file was renamed
+// since are given in renamed and have a line of their own. proc is /proc.
+func SocketsSource(name, proc string, renamed ...string) Source {
 	return Source{Name: name, Write: func(_ context.Context, w io.Writer, _ time.Time) error {
 		var errs []error
 		for _, table := range socketTables {
@@ -68,6 +69,11 @@ func SocketsSource(name, proc string) Source {
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("sockets of /proc/net/%s: %w", table.name, err))
+			}
+		}
+		for _, path := range renamed {
+			if _, err := fmt.Fprintln(w, "unix "+path+modes(path)); err != nil {
+				return err
 			}
 		}
 		return errors.Join(errs...)
@@ -166,15 +172,21 @@ func unixLine(f []string) (string, error) {
 	if len(f) > 7 {
 		path = strings.Join(f[7:], " ")
 	}
-	line := "unix " + path
-	// The name may be of another mount namespace, or be gone.
-	if info, err := os.Stat(path); err == nil && filepath.IsAbs(path) {
-		line += fmt.Sprintf(" mode %04o", info.Mode().Perm())
-		if dir, err := os.Stat(filepath.Dir(path)); err == nil {
-			line += fmt.Sprintf(" in %04o", dir.Mode().Perm())
-		}
+	return "unix " + path + modes(path), nil
+}
+
+// modes are those of a socket's file and its folder, as words. The file may be
+// of another mount namespace, or be gone.
+func modes(path string) string {
+	info, err := os.Stat(path)
+	if err != nil || !filepath.IsAbs(path) {
+		return ""
 	}
-	return line, nil
+	words := fmt.Sprintf(" mode %04o", info.Mode().Perm())
+	if dir, err := os.Stat(filepath.Dir(path)); err == nil {
+		words += fmt.Sprintf(" in %04o", dir.Mode().Perm())
+	}
+	return words
 }
 
 // ProcessesSource is a line for each process: its number and its arguments,

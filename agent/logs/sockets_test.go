@@ -56,7 +56,7 @@ func TestSocketsSource(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := SocketsSource("sockets.txt", proc).Write(t.Context(), &out, time.Time{}); err != nil {
+	if err := SocketsSource("sockets.txt", proc, path, filepath.Join(dir, "gone.sock")).Write(t.Context(), &out, time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	want := `tcp 127.0.0.1:3306
@@ -68,6 +68,8 @@ udp 0.0.0.0:68
 packet protocol 0x88cc interface 2
 unix ` + path + ` mode 0600 in 0700
 unix @abstract name
+unix ` + path + ` mode 0600 in 0700
+unix ` + dir + `/gone.sock
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

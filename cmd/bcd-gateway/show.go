@@ -124,8 +124,12 @@ func commandJSON(c *bcdv1.CommandInfo) map[string]any {
 		return out
 	}
 	out["body"] = decoded(kind.Body, c.Body)
-	if outcome, ok := out["outcome"].(map[string]any); ok && len(c.Outcome.GetResult()) > 0 {
-		outcome["result"] = decoded(kind.Result, c.Outcome.Result)
+	if outcome, ok := out["outcome"].(map[string]any); ok {
+		// An object or null, whatever the outcome: a script need not care.
+		outcome["result"] = nil
+		if len(c.Outcome.GetResult()) > 0 {
+			outcome["result"] = decoded(kind.Result, c.Outcome.Result)
+		}
 	}
 	if progress, ok := out["progress"].(map[string]any); ok {
 		progress["body"] = decoded(kind.Progress, c.Progress.GetBody())

@@ -92,3 +92,16 @@ func fillFrom(t *testing.T, kind string, m proto.Message, args ...string) error 
 	}
 	return b.fill(cmd, m)
 }
+
+// TestOutcomeWithoutResult: a refused command has a result of null, so that
+// what reads it need not expect a text where others have an object.
+func TestOutcomeWithoutResult(t *testing.T) {
+	out, ok := plainJSON(&bcdv1.CommandInfo{Kind: "node.reboot", Outcome: &bcdv1.Outcome{Status: bcdv1.OutcomeStatus_OUTCOME_STATUS_REJECTED}}).(map[string]any)
+	if !ok {
+		t.Fatal("no object")
+	}
+	outcome, ok := out["outcome"].(map[string]any)
+	if !ok || outcome["result"] != nil || outcome["status"] != "rejected" {
+		t.Errorf("outcome %v", out["outcome"])
+	}
+}

@@ -39,7 +39,7 @@ func (d *daemon) logsExecutor() dispatch.Executor {
 			logs.JSONSource("status.json", func(ctx context.Context) (any, error) { return d.status(ctx), nil }),
 			logs.JSONSource("doctor.json", d.doctor),
 			logs.JSONSource("hardware.json", func(ctx context.Context) (any, error) { return host.Read(ctx, d.hardware) }),
-			logs.SocketsSource("sockets.txt", "/proc"),
+			logs.SocketsSource("sockets.txt", "/proc", d.place.SocketPath),
 			logs.ProcessesSource("processes.txt", "/proc"),
 			logs.DmesgSource("dmesg.txt"),
 			logs.JournalSource("journal-bcd.txt", "bcd.service", logs.SystemExec),
