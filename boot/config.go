@@ -192,6 +192,7 @@ func (c *Config) keyed(words []string, where string) (map[string]string, error) 
 				return nil, fmt.Errorf("%s is given twice with different values in %s: leave one", key, where)
 			}
 			out[key] = value
+		case "bcd.rescue": // init's own, see supervisor/pid1
 		default:
 			// Only a short, printable key is repeated: anything may stand here.
 			if len(key) <= 32 && siteForm.MatchString(strings.ReplaceAll(key[len("bcd."):], ".", "-")) && !slices.Contains(c.Unknown, key) && len(c.Unknown) < 16 {

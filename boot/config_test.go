@@ -36,7 +36,7 @@ func machine(cmdline string, strs ...string) fstest.MapFS {
 }
 
 func TestReadConfigSourcesAndPrecedence(t *testing.T) {
-	c, err := ReadConfig(machine(`ro bcd.gateway=https://line.example/ bcd.site="berlin-1" bcd.gatway=x`,
+	c, err := ReadConfig(machine(`ro bcd.gateway=https://line.example/ bcd.site="berlin-1" bcd.rescue bcd.gatway=x`,
 		"unrelated", "bcd.gateway=https://smbios.example:8443", "bcd.token="+canary, "bcd.role=site"))
 	if err != nil {
 		t.Fatal(err)
