@@ -146,7 +146,7 @@ func TestBadJoins(t *testing.T) {
 	j.refused("wrong token", wrong,
 		"the gateway does not know this join token; check that it was copied whole, or make another with bcd-gateway token create",
 		"this gateway never made that join token; make one with: bcd-gateway token create")
-	j.refused("half a token", good[:12], "bcjt_", "")
+	j.refused("half a token", good[:12], "standard input: join token is not of the form bcjt_<id>_<secret>", "")
 
 	used := w.token("node")
 	w.spend(used, bcdv1.Role_ROLE_NODE)

@@ -44,7 +44,7 @@ var ErrSilent = errors.New("failed")
 
 // secret matches what must not reach a terminal's scroll-back or a log, even
 // where somebody put it in the wrong place.
-var secret = regexp.MustCompile(`bcjt_[A-Za-z0-9_-]*`)
+var secret = regexp.MustCompile(`bcjt_[A-Za-z0-9_-]+`)
 
 const secretGone = "bcjt_[redacted]"
 
