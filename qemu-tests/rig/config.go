@@ -98,12 +98,6 @@ const (
 	smbiosDir  = "smbios"
 )
 
-// Names of the sockets, which are in a folder with a short path.
-const (
-	qmpSocket      = "qmp"
-	keyboardSocket = "keyboard"
-)
-
 var (
 	nameRule   = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 	uuidRule   = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
@@ -203,7 +197,7 @@ func writeSMBIOS(dir string, strs []string) ([]string, error) {
 
 // args gives QEMU's command line. Everything that the machine has is named:
 // nothing comes from QEMU's defaults or the user's configuration.
-func (c Config) args(accel, sockets, code string, smbios []string) ([]string, error) {
+func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, error) {
 	a := []string{"-name", "bcd-" + c.Name, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35"}
 	switch accel {
 	case KVM:
@@ -215,11 +209,12 @@ func (c Config) args(accel, sockets, code string, smbios []string) ([]string, er
 	}
 	// -cpu max has RDRAND: without it the kernel waits seconds for entropy.
 	a = append(a, "-cpu", "max", "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMiB), "-uuid", c.UUID,
-		"-qmp", "unix:"+quote(filepath.Join(sockets, qmpSocket))+",server=on,wait=off")
-	if console := quote(filepath.Join(c.Dir, ConsoleLog)); c.Keyboard {
-		a = append(a, "-chardev", "socket,id=console,server=on,wait=off,path="+quote(filepath.Join(sockets, keyboardSocket))+",logappend=on,logfile="+console)
+		"-qmp", "unix:"+quote(qmpSocket)+",server=on,wait=off")
+	if c.Keyboard {
+		// Its output is the console's file, see VM.launch.
+		a = append(a, "-chardev", "stdio,id=console,signal=off")
 	} else {
-		a = append(a, "-chardev", "file,id=console,append=on,path="+console)
+		a = append(a, "-chardev", "file,id=console,append=on,path="+quote(filepath.Join(c.Dir, ConsoleLog)))
 	}
 	a = append(a, "-serial", "chardev:console")
 	if c.Results {

@@ -4,38 +4,60 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"path/filepath"
+	"os"
+	"os/exec"
 )
 
-// Type writes text to the console's serial port; a line ends with "\n". The
+// Type writes text to the console's serial port; the enter key is "\r". The
 // machine needs Config.Keyboard.
 func (vm *VM) Type(ctx context.Context, text string) error {
 	if !vm.Keyboard {
 		return fmt.Errorf("machine %s has no keyboard: set Config.Keyboard", vm.Name)
 	}
 	vm.mu.Lock()
-	defer vm.mu.Unlock()
-	if vm.keyboard == nil {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", filepath.Join(vm.sockets, keyboardSocket))
-		if err != nil {
+	keyboard := vm.keyboard
+	vm.mu.Unlock()
+	if keyboard == nil {
+		return fmt.Errorf("machine %s is off", vm.Name)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := keyboard.SetWriteDeadline(deadline); err != nil {
 			return fmt.Errorf("machine %s: keyboard: %w", vm.Name, err)
 		}
-		// One connection for the machine's life: QEMU forgets what a closed
-		// one had sent. What it says is read and dropped, or it would wait for
-		// a reader; the console's file has it.
-		go io.Copy(io.Discard, conn)
-		vm.keyboard = conn
 	}
-	if _, err := io.WriteString(vm.keyboard, text); err != nil {
+	if _, err := keyboard.WriteString(text); err != nil {
 		return fmt.Errorf("machine %s: keyboard: %w", vm.Name, err)
 	}
 	return nil
 }
 
-// unplugKeyboard ends the connection, whose other end has gone.
+// plugKeyboard makes QEMU's standard input and output the console, with a pipe
+// on one side and the console's file on the other. A socket for both loses the
+// console for good when its reader is slow and the machine sets up its port at
+// that moment (QEMU 7.2). The function that it gives closes what QEMU has of
+// its own by then.
+func (vm *VM) plugKeyboard(cmd *exec.Cmd) (plugged func(), err error) {
+	if !vm.Keyboard {
+		return func() {}, nil
+	}
+	console, err := os.OpenFile(vm.ConsolePath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		console.Close()
+		return nil, err
+	}
+	cmd.Stdin, cmd.Stdout = r, console
+	vm.unplugKeyboard()
+	vm.mu.Lock()
+	vm.keyboard = w
+	vm.mu.Unlock()
+	return func() { r.Close(); console.Close() }, nil
+}
+
+// unplugKeyboard closes the pipe, whose other end has gone.
 func (vm *VM) unplugKeyboard() {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()

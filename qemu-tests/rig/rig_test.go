@@ -95,7 +95,7 @@ func TestCommandLine(t *testing.T) {
 		t.Error("a firmware boot has -kernel")
 	}
 	c.Keyboard = true
-	if args, err = c.args(TCG, "/q", "/code", nil); err != nil || !slices.Contains(args, "socket,id=console,server=on,wait=off,path=/q/keyboard,logappend=on,logfile=/d/console.log") {
+	if args, err = c.args(TCG, "/q", "/code", nil); err != nil || !slices.Contains(args, "stdio,id=console,signal=off") {
 		t.Errorf("a console with a keyboard: %v, %v", args, err)
 	}
 	if c.NICs[0].MAC == c.NICs[1].MAC {

@@ -45,8 +45,8 @@ type VM struct {
 	done    chan struct{} // closed when QEMU has ended
 	settled func()        // gives the boot slot back
 	fault   error         // KVM gave up, or QEMU's unasked end
-	// keyboard is the connection that Type made, if any.
-	keyboard io.WriteCloser
+	// keyboard is QEMU's standard input, nil for a machine without.
+	keyboard *os.File
 	// seen counts QEMU's events by name, over all power cuts.
 	seen map[string]int
 }
@@ -125,10 +125,9 @@ func (vm *VM) launch(ctx context.Context) (silent bool, err error) {
 			return false, err
 		}
 	}
-	socket := filepath.Join(vm.sockets, qmpSocket)
+	socket := filepath.Join(vm.sockets, "qmp")
 	os.Remove(socket)
-	os.Remove(filepath.Join(vm.sockets, keyboardSocket))
-	args, err := vm.args(vm.Accel, vm.sockets, code, vm.smbios)
+	args, err := vm.args(vm.Accel, socket, code, vm.smbios)
 	if err != nil {
 		return false, err
 	}
@@ -139,6 +138,11 @@ func (vm *VM) launch(ctx context.Context) (silent bool, err error) {
 	defer stderr.Close()
 	cmd := exec.Command(qemuProgram, args...)
 	cmd.Stdout, cmd.Stderr = stderr, stderr
+	plugged, err := vm.plugKeyboard(cmd)
+	if err != nil {
+		return false, fmt.Errorf("machine %s: keyboard: %w", vm.Name, err)
+	}
+	defer plugged()
 	// QEMU does not outlive the test, however that ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	before := vm.consoleSize()
