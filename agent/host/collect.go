@@ -17,6 +17,7 @@ func recordedFacts(ctx context.Context, r Roots) Facts {
 	}
 	f.System = r.readSystem(dmi)
 	f.Firmware = r.readFirmware(dmi)
+	f.Boot = r.readBoot(f.Firmware)
 	f.CPU, err = r.readCPU()
 	f.fail("cpu", err)
 	f.Memory, err = r.readMemory(dmi)

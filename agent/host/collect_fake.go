@@ -85,6 +85,7 @@ func readFacts(_ context.Context, r Roots) Facts {
 			{Node: 0, CPUs: "0-55,112-167", MemoryBytes: 1 << 40, Distances: []int{10, 21}},
 			{Node: 1, CPUs: "56-111,168-223", MemoryBytes: 1 << 40, Distances: []int{21, 10}},
 		},
+		Boot:   Boot{Mode: "uefi", Current: "Boot0001", Label: "bcd"},
 		TPM:    TPM{Present: true, Version: "2.0", Manufacturer: "IFX", Interface: "tpm_tis"},
 		Kernel: Kernel{Arch: "amd64", Release: "6.12.48+deb13-amd64", Build: "#1 SMP PREEMPT_DYNAMIC Debian 6.12.48-1", OSID: "debian", OSVersion: "13", OSName: "Debian GNU/Linux 13 (trixie)", IOMMUUnits: fakeIOMMUs},
 	}

@@ -22,6 +22,7 @@ type Facts struct {
 	TPM      TPM        `json:"tpm"`
 	GPU      GPUs       `json:"gpu"`
 	Kernel   Kernel     `json:"kernel"`
+	Boot     Boot       `json:"boot"`
 	// HardwareKey is the machine's hash (see [Facts.hardwareKey]), hex; empty
 	// when the machine gives nothing to make it of.
 	HardwareKey string `json:"hardware_key,omitempty"`
@@ -201,8 +202,20 @@ type Kernel struct {
 	IOMMUUnits int `json:"iommu_units"`
 }
 
+// Boot is where this boot came from: the only section that another boot of the
+// same machine and system may change. Current and Label are empty where the
+// firmware does not say.
+type Boot struct {
+	// Mode is uefi, bios or devicetree.
+	Mode string `json:"mode"`
+	// Current is the firmware's boot entry, such as Boot0004; Label is how the
+	// entry calls itself.
+	Current string `json:"current,omitempty"`
+	Label   string `json:"label,omitempty"`
+}
+
 // SectionNames is the order in which sections come.
-var SectionNames = []string{"system", "firmware", "cpu", "memory", "numa", "pci", "block", "net", "link", "tpm", "gpu", "kernel"}
+var SectionNames = []string{"system", "firmware", "cpu", "memory", "numa", "pci", "block", "net", "link", "tpm", "gpu", "kernel", "boot"}
 
 // Sections encodes the facts. A list is wrapped in an object under the
 // section's own name, so that each section is an object.
@@ -212,6 +225,7 @@ func (f Facts) Sections() []Section {
 		"numa": list("numa", f.NUMA), "pci": list("pci", f.PCI),
 		"block": list("block", unnamedDisks(f.Block)), "net": list("net", unnamedNICs(f.Net)),
 		"link": list("link", f.Link), "tpm": f.TPM, "gpu": f.GPU, "kernel": f.Kernel,
+		"boot": f.Boot,
 	}
 	sections := make([]Section, 0, len(SectionNames))
 	for _, name := range SectionNames {

@@ -60,9 +60,6 @@ func (r Roots) readSystem(dmi SMBIOS) System {
 	return s
 }
 
-// secureBootVariable is the EFI global variable (UEFI 2.10 section 3.3).
-const secureBootVariable = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-
 func (r Roots) readFirmware(dmi SMBIOS) Firmware {
 	f := Firmware{Vendor: dmi.BIOSVendor, Version: dmi.BIOSVersion, Date: dmi.BIOSDate, Mode: "bios", SecureBoot: "disabled"}
 	if !exists(r.Sys, "firmware/efi") {
@@ -73,10 +70,9 @@ func (r Roots) readFirmware(dmi SMBIOS) Firmware {
 	}
 	f.Mode, f.SecureBoot = "uefi", "unknown"
 	f.Bits, _ = readInt(r.Sys, "firmware/efi/fw_platform_size")
-	// efivarfs: four bytes of attributes, then the value.
-	if b, err := readFile(r.Sys, "firmware/efi/efivars", secureBootVariable); err == nil && len(b) == 5 {
+	if b := r.efiVariable("SecureBoot"); len(b) == 1 {
 		f.SecureBoot = "disabled"
-		if b[4] == 1 {
+		if b[0] == 1 {
 			f.SecureBoot = "enabled"
 		}
 	}

@@ -47,6 +47,7 @@ func RenderHardware(w io.Writer, f Facts) error {
 	row("pci", "%s", count(len(f.PCI), "function"))
 	row("tpm", "%s", tpmSummary(f.TPM))
 	row("kernel", "%s", join(" ", f.Kernel.Release, f.Kernel.Arch, f.Kernel.OSName))
+	row("boot", "%s", join(" ", f.Boot.Mode, f.Boot.Current, f.Boot.Label))
 	row("iommu", "%s", count(f.Kernel.IOMMUUnits, "unit"))
 	row("hardware key", "%s", firstNonEmpty(f.HardwareKey, f.HardwareKeyNote))
 	fmt.Fprintln(t, "\nsection\tsha256")
