@@ -78,10 +78,17 @@ STAGE := scripts/stage
 test: ## everything: set-up, lint, unit tests with -race, images, boot tests
 	@$(STAGE) setup scripts/setup
 	@$(STAGE) build $(MAKE) --no-print-directory build
+	@# Images wait for downloads and unit tests for fsync: side by side.
+	@$(STAGE) "images, lint and unit tests" $(MAKE) --no-print-directory -j2 -O stage-images stage-lint stage-unit
+	@$(STAGE) "boot tests" $(MAKE) --no-print-directory test-boot
+
+.PHONY: stage-images stage-lint stage-unit
+stage-images:
+	@$(STAGE) images $(MAKE) --no-print-directory -j1 images
+stage-lint:
 	@$(STAGE) lint $(MAKE) --no-print-directory lint
-	@$(STAGE) images $(MAKE) --no-print-directory images
-	@$(STAGE) unit $(MAKE) --no-print-directory test-unit
-	@$(STAGE) boot $(MAKE) --no-print-directory test-boot
+stage-unit: | stage-lint
+	@$(STAGE) "unit tests" $(MAKE) --no-print-directory test-unit
 
 .PHONY: lint
 lint: ## gofmt, go vet and staticcheck, for every build there is
