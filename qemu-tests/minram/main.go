@@ -34,7 +34,7 @@ const (
 )
 
 // fatal are the words of a console on which nothing good follows.
-var fatal = []string{"Kernel panic", "too little memory", "Out of memory", "Initramfs unpacking failed", "no space left on device"}
+var fatal = []string{"Kernel panic", "too little memory", "Out of memory", "Initramfs unpacking failed", "no space left on device", "BdsDxe: failed to", "BdsDxe: No bootable"}
 
 func main() {
 	if err := run(); err != nil {
