@@ -66,7 +66,7 @@ func run() error {
 	}
 	defer os.RemoveAll(s.dir)
 
-	// low does not do, high does: the first is believed, the second is shown.
+	// low does not do, high does; the first is believed until the end.
 	low, high := 0, (*to-*from+*step-1) / *step
 	if err := s.try(ctx, *from+high**step); err != nil {
 		return fmt.Errorf("%d MiB, the most that -to allows, do not do: %w", *from+high**step, err)
@@ -83,6 +83,9 @@ func run() error {
 		}
 		low = middle
 		fmt.Fprintf(os.Stderr, "%d MiB do not do: %v\n", *from+middle**step, err)
+	}
+	if low == 0 && s.try(ctx, *from) == nil {
+		return fmt.Errorf("%d MiB, the least that -from allows, do: give a smaller one", *from)
 	}
 	name := s.profile
 	if s.firmware {
