@@ -56,6 +56,7 @@ type daemon struct {
 	hardware host.Roots
 	lldp     *host.LLDPListener
 	current  *identity.Current
+	member   chan struct{} // closed once there is an identity in current
 	secrets  *secret.Registry
 	running  atomic.Pointer[agent.Agent]
 	phase    atomic.Pointer[phase]
@@ -68,7 +69,7 @@ type phase struct{ state, problem string }
 func newDaemon(p *place, logs *logging) *daemon {
 	d := &daemon{
 		place: p, logs: logs, hardware: host.Live(), lldp: &host.LLDPListener{Log: logs.log},
-		current: identity.NewCurrent(nil), secrets: logs.secrets, started: time.Now(),
+		current: identity.NewCurrent(nil), member: make(chan struct{}), secrets: logs.secrets, started: time.Now(),
 	}
 	d.hardware.Neighbours = d.lldp.Neighbours
 	d.hardware.DataDir = p.DataDir
@@ -107,6 +108,7 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	if d.current.Get() == nil {
 		d.current.Set(id)
+		close(d.member)
 	}
 	a, closeAgent, err := d.newAgent(ctx, id)
 	if err != nil {
@@ -308,14 +310,10 @@ func (d *daemon) after(ctx context.Context, action dispatch.After, commandID str
 
 // renew keeps the certificate fresh, whether or not there is a session.
 func (d *daemon) renew(ctx context.Context) error {
-	if d.current.Get() == nil {
-		// Not joined yet; the agent's service sets it.
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(5 * time.Second):
-			return nil
-		}
+	select {
+	case <-d.member:
+	case <-ctx.Done():
+		return nil
 	}
 	r := &identity.Renewer{
 		Store: d.place.store(), Current: d.current, GatewayURL: d.place.GatewayURL, Roots: d.place.roots,

@@ -128,6 +128,10 @@ var sysctls = []struct{ path, value string }{
 func setSysctls() error {
 	var errs []error
 	for _, s := range sysctls {
+		// printk_devkmsg refuses any write once the command line has set it.
+		if have, err := os.ReadFile(s.path); err == nil && strings.TrimSpace(string(have)) == strings.TrimSpace(s.value) {
+			continue
+		}
 		if err := os.WriteFile(s.path, []byte(s.value), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("set %s: %w", s.path, err))
 		}
