@@ -30,7 +30,7 @@ type view struct {
 	phase    string
 	detail   string
 	told     time.Time
-	last     string
+	whole    bool
 }
 
 func newView(f *os.File) *view {
@@ -73,7 +73,7 @@ func (v *view) transfer(p *bcdv1.TransferProgress) {
 	defer v.mu.Unlock()
 	if p.Phase != v.phase {
 		v.endTransfer()
-		v.phase, v.told = p.Phase, time.Time{}
+		v.phase, v.told, v.whole = p.Phase, time.Time{}, false
 	}
 	if p.BytesTotal <= 0 {
 		return
@@ -88,10 +88,10 @@ func (v *view) transfer(p *bcdv1.TransferProgress) {
 	v.detail = detail
 	if !v.terminal {
 		now := time.Now()
-		full := p.BytesDone >= p.BytesTotal
+		whole := p.BytesDone >= p.BytesTotal && !v.whole
 		line := fmt.Sprintf("%s  %-8s  %s %d%%  %s", elapsed(now.Sub(v.begin)), "image", p.Phase, 100*p.BytesDone/p.BytesTotal, detail)
-		if (full || now.Sub(v.told) >= plainEvery) && line != v.last {
-			v.told, v.last = now, line
+		if whole || !v.whole && now.Sub(v.told) >= plainEvery {
+			v.told, v.whole = now, whole
 			v.write(line)
 		}
 		return
