@@ -12,7 +12,7 @@ export CGO_ENABLED ?= 0
 
 .PHONY: help
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Caches are in $${BCD_CACHE:-~/.cache/bcd}; BCD_NO_KVM=1 keeps QEMU from using KVM."
 
 # ---------------------------------------------------------------- building
@@ -52,11 +52,13 @@ $(BUILD)/trust: | build
 
 IMAGE = $(GO) run ./image/mkimage -version $(VERSION) -trust $(TRUST) -gateway '$(GATEWAY)' -out $(BUILD)/images
 
-.PHONY: images image-virtual image-metal image-node
-images: image-virtual image-metal image-node ## ramdisk images of both profiles, and the installed node's
+.PHONY: images image-virtual image-arm64 image-metal image-node
+images: image-virtual image-arm64 image-metal image-node ## ramdisk images of both profiles, and the installed node's
 
-image-virtual: build $(TRUST) ## kernel, initramfs and UKI for virtual machines, amd64 and arm64
+image-virtual: build $(TRUST) ## kernel, initramfs and UKI for virtual machines
 	@$(IMAGE) -profile virtual -bcd $(BUILD)/bcd-amd64 -node-disk
+
+image-arm64: build $(TRUST) ## the same for arm64
 	@$(IMAGE) -profile virtual -arch arm64 -bcd $(BUILD)/bcd-arm64
 
 image-metal: build $(TRUST) ## kernel, initramfs and UKI for servers
