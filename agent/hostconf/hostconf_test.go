@@ -26,6 +26,9 @@ import (
 type machine struct {
 	dir  string
 	root *os.Root
+	// systemd sets sysctls, and was asked so often.
+	systemd bool
+	sysctls int
 }
 
 func newMachine(t *testing.T) *machine {
@@ -57,6 +60,30 @@ func (m *machine) LoadModule(_ context.Context, name string) error {
 func (m *machine) ModuleReady(name string) (bool, error) {
 	_, err := os.Stat(filepath.Join(m.dir, "sys/module", name))
 	return err == nil, nil
+}
+
+// ApplySysctls does what systemd does with the file of the section, on a
+// machine that has one; it fails when one of them has no such parameter.
+func (m *machine) ApplySysctls(context.Context) (bool, error) {
+	if !m.systemd {
+		return false, nil
+	}
+	m.sysctls++
+	var failed error
+	for line := range strings.Lines(m.read(SysctlFile)) {
+		key, value, ok := strings.Cut(strings.TrimSpace(line), " = ")
+		path := filepath.Join(m.dir, procPath(key))
+		if _, err := os.Stat(path); !ok || err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		if value == "refused" {
+			failed = errors.Join(failed, errors.New("one was refused"))
+			continue
+		}
+		failed = errors.Join(failed, os.WriteFile(path, []byte(value+"\n"), 0o644))
+	}
+	return true, failed
 }
 
 // ReloadServices keeps what systemd would then know of the drop-in.
@@ -323,6 +350,8 @@ func (k killing) LoadModule(ctx context.Context, name string) error {
 	return k.machine.LoadModule(ctx, name)
 }
 
+func (k killing) ApplySysctls(ctx context.Context) (bool, error) { return k.machine.ApplySysctls(ctx) }
+
 func (k killing) ReloadServices(ctx context.Context) error {
 	k.step()
 	return k.machine.ReloadServices(ctx)
@@ -350,6 +379,30 @@ func TestDaemon(t *testing.T) {
 	for _, bad := range []*bcdv1.DaemonSpec{{LogLevel: "loud"}, {ConvergeIntervalSeconds: 9}, {ConvergeIntervalSeconds: -1}, {ConvergeIntervalSeconds: 86401}} {
 		if _, err := d.Plan(t.Context(), &bcdv1.NodeSpec{Daemon: bad}); !converge.IsTerminal(err) {
 			t.Errorf("%v: %v", bad, err)
+		}
+	}
+}
+
+// Where systemd sets parameters it is asked once for all of them, and what it
+// could not set is told by name.
+func TestSysctlsThroughSystemd(t *testing.T) {
+	m := newMachine(t)
+	m.systemd = true
+	h := m.section()
+	if _, err := apply(h, example()); err != nil || m.sysctls != 1 {
+		t.Fatalf("asked %d times, %v", m.sysctls, err)
+	}
+	if got := m.read("proc/sys/vm/swappiness"); got != "10\n" {
+		t.Errorf("swappiness %q", got)
+	}
+	for _, test := range []struct{ key, value, want string }{
+		{"vm.swappiness", "refused", `vm.swappiness stays at "10"`},
+		{"vm.nothing", "1", "no parameter vm.nothing"},
+	} {
+		spec := example()
+		spec.Host.Sysctl[test.key] = test.value
+		if _, err := apply(h, spec); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s = %s: %v", test.key, test.value, err)
 		}
 	}
 }

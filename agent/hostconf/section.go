@@ -42,10 +42,13 @@ const (
 
 // Effects are what the section does beyond files.
 type Effects interface {
-	// LoadModule loads a kernel module by name (modprobe).
+	// LoadModule loads a kernel module by name, which is in modules-load.d.
 	LoadModule(ctx context.Context, name string) error
 	// ModuleReady says whether it is loaded or built in.
 	ModuleReady(name string) (bool, error)
+	// ApplySysctls has systemd set every parameter that is in sysctl.d. asked
+	// is false where systemd is not the init, and nothing was done.
+	ApplySysctls(ctx context.Context) (asked bool, err error)
 	// ReloadServices makes systemd read its units again (daemon-reload).
 	ReloadServices(ctx context.Context) error
 }
@@ -212,7 +215,7 @@ func (h *Host) Apply(ctx context.Context, step converge.Step) error {
 	case loadModule:
 		return h.Effects.LoadModule(ctx, do.name)
 	case setSysctl:
-		return h.set(do.key, do.value)
+		return h.set(ctx, do.key, do.value)
 	case reload:
 		if err := h.Effects.ReloadServices(ctx); err != nil {
 			return err
@@ -236,12 +239,43 @@ func (h *Host) prepare(name string, mark bool) error {
 	return nil
 }
 
-// set writes a kernel parameter. It is written in place: a file in /proc/sys
-// cannot be replaced, and takes one write whole or refuses it.
-func (h *Host) set(key, value string) error {
+// set gives a kernel parameter its value. A hardened bcd.service cannot write
+// /proc/sys, so systemd is asked where there is one: it reads the file that the
+// section has written before.
+func (h *Host) set(ctx context.Context, key, value string) error {
+	// An earlier step may have set them all.
+	if h.holds(key, value) {
+		return nil
+	}
+	asked, err := h.Effects.ApplySysctls(ctx)
+	if !asked {
+		return errors.Join(err, h.write(key, value))
+	}
+	if h.holds(key, value) {
+		return nil // whatever else systemd could not set
+	}
+	have, readErr := durable.ReadIn(h.Root, procPath(key), maxProcFile)
+	if errors.Is(readErr, fs.ErrNotExist) {
+		return noParameter(key)
+	}
+	return errors.Join(fmt.Errorf("%s stays at %.80q: the kernel does not take %q, or a later file in sysctl.d says otherwise", key, normal(string(have)), value), readErr, err)
+}
+
+func (h *Host) holds(key, value string) bool {
+	have, err := durable.ReadIn(h.Root, procPath(key), maxProcFile)
+	return err == nil && normal(string(have)) == normal(value)
+}
+
+func noParameter(key string) error {
+	return fmt.Errorf("this kernel has no parameter %s; the module that brings it may be missing from host.modules", key)
+}
+
+// write writes a kernel parameter in place: a file in /proc/sys cannot be
+// replaced, and takes one write whole or refuses it.
+func (h *Host) write(key, value string) error {
 	f, err := h.Root.OpenFile(procPath(key), os.O_WRONLY|os.O_TRUNC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("this kernel has no parameter %s; the module that brings it may be missing from host.modules", key)
+		return noParameter(key)
 	}
 	if err != nil {
 		return err

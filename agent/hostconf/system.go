@@ -26,9 +26,45 @@ type System struct {
 
 var _ Effects = System{}
 
-// LoadModule runs modprobe.
+// LoadModule has systemd load what is in modules-load.d, because a hardened
+// bcd.service may not load modules, and runs modprobe where systemd is not the
+// init.
 func (s System) LoadModule(ctx context.Context, name string) error {
-	return run(ctx, "modprobe", "--", name)
+	booted, err := s.booted()
+	if err != nil {
+		return err
+	}
+	if !booted {
+		return run(ctx, "modprobe", "--", name)
+	}
+	// An earlier step may have loaded them all.
+	if ready, err := s.ModuleReady(name); ready || err != nil {
+		return err
+	}
+	asked := run(ctx, "systemctl", "restart", "systemd-modules-load.service")
+	ready, err := s.ModuleReady(name)
+	if ready {
+		return nil // whatever else systemd could not load
+	}
+	return errors.Join(fmt.Errorf("kernel module %s did not load: there is none of that name for this kernel, or it finds no device; journalctl -u systemd-modules-load tells", name), asked, err)
+}
+
+// ApplySysctls restarts systemd-sysctl.service.
+func (s System) ApplySysctls(ctx context.Context) (asked bool, err error) {
+	booted, err := s.booted()
+	if !booted || err != nil {
+		return false, err
+	}
+	return true, run(ctx, "systemctl", "restart", "systemd-sysctl.service")
+}
+
+// booted is the test of sd_booted(3).
+func (s System) booted() (bool, error) {
+	_, err := s.Root.Stat("run/systemd/system")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // ModuleReady looks into /sys/module, where loaded modules are, and then into
@@ -65,9 +101,8 @@ func (s System) ModuleReady(name string) (bool, error) {
 // ReloadServices runs systemctl daemon-reload; where systemd is not the init,
 // as in the ramdisk, there is nothing to reload.
 func (s System) ReloadServices(ctx context.Context) error {
-	// The test of sd_booted(3).
-	if _, err := s.Root.Stat("run/systemd/system"); errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if booted, err := s.booted(); !booted {
+		return err
 	}
 	return run(ctx, "systemctl", "daemon-reload")
 }
