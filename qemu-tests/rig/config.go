@@ -26,8 +26,13 @@ type Config struct {
 	// Initrd and Cmdline belong to it. Else OVMF starts the machine.
 	Kernel, Initrd, Cmdline string
 
-	// MemoryMiB defaults to 1024, CPUs to 2.
-	MemoryMiB, CPUs int
+	// MemoryMiB defaults to 1024.
+	MemoryMiB int
+	// CPUs defaults to 2 under KVM and 1 under TCG: QEMU 7.2's emulation of
+	// several processors lets one run code that another is patching. Seen
+	// with Debian's 6.12: "Oops: int3" in a static key, and lost timer
+	// interrupts (RCU stalls).
+	CPUs int
 	// UUID is the SMBIOS system UUID; made from Name when empty.
 	UUID string
 	// SMBIOS are type 11 strings, such as "bcd.gateway=https://…".
@@ -105,6 +110,16 @@ var (
 	macRule    = regexp.MustCompile(`^[0-9a-f]{2}(:[0-9a-f]{2}){5}$`)
 )
 
+func (c Config) processors(accel string) int {
+	switch {
+	case c.CPUs != 0:
+		return c.CPUs
+	case accel == KVM:
+		return 2
+	}
+	return 1
+}
+
 // withDefaults fills what is empty and checks the rest.
 func (c Config) withDefaults() (Config, error) {
 	if !nameRule.MatchString(c.Name) {
@@ -115,9 +130,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.MemoryMiB == 0 {
 		c.MemoryMiB = 1024
-	}
-	if c.CPUs == 0 {
-		c.CPUs = 2
 	}
 	sum := sha256.Sum256([]byte("bcd rig " + c.Name))
 	if c.UUID == "" {
@@ -208,7 +220,7 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 		return nil, fmt.Errorf("accelerator %q: use kvm or tcg", accel)
 	}
 	// -cpu max has RDRAND: without it the kernel waits seconds for entropy.
-	a = append(a, "-cpu", "max", "-smp", fmt.Sprint(c.CPUs), "-m", fmt.Sprintf("%dM", c.MemoryMiB), "-uuid", c.UUID,
+	a = append(a, "-cpu", "max", "-smp", fmt.Sprint(c.processors(accel)), "-m", fmt.Sprintf("%dM", c.MemoryMiB), "-uuid", c.UUID,
 		"-qmp", "unix:"+quote(qmpSocket)+",server=on,wait=off")
 	if c.Keyboard {
 		// Its output is the console's file, see VM.launch.
