@@ -181,7 +181,7 @@ func (s *story) powerOn(ctx context.Context) error {
 		return err
 	}
 	accel, why := rig.Accelerator()
-	s.view.line("machine", fmt.Sprintf("2 processors, %d MiB, empty disk of %s, UEFI; %s (%s)", memoryMiB, size(diskBytes), accel, why))
+	s.view.line("machine", fmt.Sprintf("%d MiB, empty disk of %s, UEFI; %s (%s)", memoryMiB, size(diskBytes), accel, why))
 	image := filepath.Join(s.build, ramdiskImage)
 	config := rig.Config{
 		Name: "demo", Dir: s.dir, MemoryMiB: memoryMiB, Accel: accel,
@@ -327,6 +327,11 @@ func (s *story) use(ctx context.Context, node *bcdv1.GetMachineResponse) error {
 			return false, err
 		}
 		sections = got.Msg.Status.GetSections()
+		for _, section := range sections {
+			if section.State == bcdv1.SectionState_SECTION_STATE_FAILED {
+				return false, fmt.Errorf("section %s failed: %s", section.Name, section.Message)
+			}
+		}
 		return got.Msg.Status.GetObservedGeneration() == generation, nil
 	})
 	if err != nil {
@@ -358,7 +363,7 @@ func (s *story) use(ctx context.Context, node *bcdv1.GetMachineResponse) error {
 		return fmt.Errorf("logs.collect: result: %w", err)
 	}
 	bundle := filepath.Join(s.dir, "bundle.tar.zst")
-	if _, err := s.gateway.Run(ctx, "blob", "get", fmt.Sprintf("%x", result.BlobSha256), "-o", bundle); err != nil {
+	if _, err := s.gateway.Run(ctx, "blob", "get", result.BlobSha256, "-o", bundle); err != nil {
 		return err
 	}
 	s.good("the node's log bundle is here")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
+	"golang.org/x/sys/unix"
 
 	bcdv1 "github.com/better-compute/bcd/api/bcd/v1"
 )
@@ -35,7 +36,8 @@ type view struct {
 
 func newView(f *os.File) *view {
 	v := &view{out: f, begin: time.Now()}
-	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" {
+	// A terminal without a width, as some recorders give, has no room for a bar.
+	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 && os.Getenv("TERM") != "dumb" {
 		v.terminal = true
 	}
 	return v
