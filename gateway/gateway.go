@@ -216,7 +216,7 @@ func (g *Gateway) OperatorHandler() http.Handler {
 }
 
 func (g *Gateway) common(mux *http.ServeMux, options []connect.HandlerOption) {
-	mux.Handle(bcdv1connect.NewOperatorServiceHandler(operatorService{g}, append(options, connect.WithInterceptors(operatorOnly{}))...))
+	mux.Handle(bcdv1connect.NewOperatorServiceHandler(operatorService{g: g}, append(options, connect.WithInterceptors(operatorOnly{}))...))
 	mux.HandleFunc("GET "+blobPath+"{sha256}", g.getBlob)
 	mux.HandleFunc("PUT "+blobPath+"{sha256}", g.putBlob)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

@@ -12,6 +12,7 @@ import (
 	"github.com/better-compute/bcd/agent/intent"
 	"github.com/better-compute/bcd/agent/pki"
 	bcdv1 "github.com/better-compute/bcd/api/bcd/v1"
+	"github.com/better-compute/bcd/api/bcd/v1/bcdv1connect"
 )
 
 const (
@@ -26,7 +27,11 @@ const (
 
 // operatorService is bcd.v1.OperatorService. Who may call it is decided by
 // operatorOnly before.
-type operatorService struct{ g *Gateway }
+type operatorService struct {
+	g *Gateway
+	// Answers Unimplemented for what a gateway does not do yet.
+	bcdv1connect.UnimplementedOperatorServiceHandler
+}
 
 func (t *Token) proto() *bcdv1.Token {
 	return &bcdv1.Token{

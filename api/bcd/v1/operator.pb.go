@@ -522,9 +522,11 @@ type Machine struct {
 	// lost, failed.
 	State string `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`
 	// A sentence that belongs to state.
-	StateMessage  string `protobuf:"bytes,11,opt,name=state_message,json=stateMessage,proto3" json:"state_message,omitempty"`
-	Vendor        string `protobuf:"bytes,12,opt,name=vendor,proto3" json:"vendor,omitempty"`
-	Product       string `protobuf:"bytes,13,opt,name=product,proto3" json:"product,omitempty"`
+	StateMessage string `protobuf:"bytes,11,opt,name=state_message,json=stateMessage,proto3" json:"state_message,omitempty"`
+	Vendor       string `protobuf:"bytes,12,opt,name=vendor,proto3" json:"vendor,omitempty"`
+	Product      string `protobuf:"bytes,13,opt,name=product,proto3" json:"product,omitempty"`
+	// What an operator said it shall boot; unspecified is what its state says.
+	BootAction    BootAction `protobuf:"varint,14,opt,name=boot_action,json=bootAction,proto3,enum=bcd.v1.BootAction" json:"boot_action,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -648,6 +650,13 @@ func (x *Machine) GetProduct() string {
 		return x.Product
 	}
 	return ""
+}
+
+func (x *Machine) GetBootAction() BootAction {
+	if x != nil {
+		return x.BootAction
+	}
+	return BootAction_BOOT_ACTION_UNSPECIFIED
 }
 
 type Node struct {
@@ -957,12 +966,14 @@ func (x *GetMachineRequest) GetTimelineEntries() int32 {
 }
 
 type GetMachineResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
-	Inventory     []*InventorySection    `protobuf:"bytes,2,rep,name=inventory,proto3" json:"inventory,omitempty"`
-	Conditions    []*Condition           `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	Timeline      []*TimelineEntry       `protobuf:"bytes,4,rep,name=timeline,proto3" json:"timeline,omitempty"`
-	Commands      []*CommandInfo         `protobuf:"bytes,5,rep,name=commands,proto3" json:"commands,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Machine    *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	Inventory  []*InventorySection    `protobuf:"bytes,2,rep,name=inventory,proto3" json:"inventory,omitempty"`
+	Conditions []*Condition           `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Timeline   []*TimelineEntry       `protobuf:"bytes,4,rep,name=timeline,proto3" json:"timeline,omitempty"`
+	Commands   []*CommandInfo         `protobuf:"bytes,5,rep,name=commands,proto3" json:"commands,omitempty"`
+	// How it fared the last time that it booted over the network, one a MAC.
+	Boots         []*BootTrace `protobuf:"bytes,6,rep,name=boots,proto3" json:"boots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1028,6 +1039,13 @@ func (x *GetMachineResponse) GetTimeline() []*TimelineEntry {
 func (x *GetMachineResponse) GetCommands() []*CommandInfo {
 	if x != nil {
 		return x.Commands
+	}
+	return nil
+}
+
+func (x *GetMachineResponse) GetBoots() []*BootTrace {
+	if x != nil {
+		return x.Boots
 	}
 	return nil
 }
@@ -2442,11 +2460,952 @@ func (*WatchResponse_Entry) isWatchResponse_Body() {}
 
 func (*WatchResponse_Progress) isWatchResponse_Body() {}
 
+type ListSitesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSitesRequest) Reset() {
+	*x = ListSitesRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSitesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSitesRequest) ProtoMessage() {}
+
+func (x *ListSitesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSitesRequest.ProtoReflect.Descriptor instead.
+func (*ListSitesRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+type ListSitesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sites         []*Site                `protobuf:"bytes,1,rep,name=sites,proto3" json:"sites,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSitesResponse) Reset() {
+	*x = ListSitesResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSitesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSitesResponse) ProtoMessage() {}
+
+func (x *ListSitesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSitesResponse.ProtoReflect.Descriptor instead.
+func (*ListSitesResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ListSitesResponse) GetSites() []*Site {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+type GetSiteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSiteRequest) Reset() {
+	*x = GetSiteRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSiteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSiteRequest) ProtoMessage() {}
+
+func (x *GetSiteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSiteRequest.ProtoReflect.Descriptor instead.
+func (*GetSiteRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GetSiteRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type GetSiteResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Site  *Site                  `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	// The newest first, at most 256.
+	Boots         []*BootTrace `protobuf:"bytes,2,rep,name=boots,proto3" json:"boots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSiteResponse) Reset() {
+	*x = GetSiteResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSiteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSiteResponse) ProtoMessage() {}
+
+func (x *GetSiteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSiteResponse.ProtoReflect.Descriptor instead.
+func (*GetSiteResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GetSiteResponse) GetSite() *Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
+}
+
+func (x *GetSiteResponse) GetBoots() []*BootTrace {
+	if x != nil {
+		return x.Boots
+	}
+	return nil
+}
+
+// Site is a network that machines boot on, and its agents.
+type Site struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Unknown BootAction             `protobuf:"varint,2,opt,name=unknown,proto3,enum=bcd.v1.BootAction" json:"unknown,omitempty"`
+	// Of the table that its agents are given.
+	TableGeneration int64        `protobuf:"varint,3,opt,name=table_generation,json=tableGeneration,proto3" json:"table_generation,omitempty"`
+	Lease           *Lease       `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	Agents          []*SiteAgent `protobuf:"bytes,5,rep,name=agents,proto3" json:"agents,omitempty"`
+	FullDhcp        []*FullDhcp  `protobuf:"bytes,6,rep,name=full_dhcp,json=fullDhcp,proto3" json:"full_dhcp,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Site) Reset() {
+	*x = Site{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Site) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Site) ProtoMessage() {}
+
+func (x *Site) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Site.ProtoReflect.Descriptor instead.
+func (*Site) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *Site) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Site) GetUnknown() BootAction {
+	if x != nil {
+		return x.Unknown
+	}
+	return BootAction_BOOT_ACTION_UNSPECIFIED
+}
+
+func (x *Site) GetTableGeneration() int64 {
+	if x != nil {
+		return x.TableGeneration
+	}
+	return 0
+}
+
+func (x *Site) GetLease() *Lease {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *Site) GetAgents() []*SiteAgent {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *Site) GetFullDhcp() []*FullDhcp {
+	if x != nil {
+		return x.FullDhcp
+	}
+	return nil
+}
+
+type SiteAgent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// What it last said; see SyncRequest.
+	TableGeneration int64     `protobuf:"varint,2,opt,name=table_generation,json=tableGeneration,proto3" json:"table_generation,omitempty"`
+	Fence           int64     `protobuf:"varint,3,opt,name=fence,proto3" json:"fence,omitempty"`
+	Lease           LeaseKind `protobuf:"varint,4,opt,name=lease,proto3,enum=bcd.v1.LeaseKind" json:"lease,omitempty"`
+	SeenMs          int64     `protobuf:"varint,5,opt,name=seen_ms,json=seenMs,proto3" json:"seen_ms,omitempty"`
+	Problems        []string  `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"`
+	Serving         []string  `protobuf:"bytes,7,rep,name=serving,proto3" json:"serving,omitempty"`
+	Artefacts       [][]byte  `protobuf:"bytes,8,rep,name=artefacts,proto3" json:"artefacts,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *SiteAgent) Reset() {
+	*x = SiteAgent{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteAgent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteAgent) ProtoMessage() {}
+
+func (x *SiteAgent) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteAgent.ProtoReflect.Descriptor instead.
+func (*SiteAgent) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *SiteAgent) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *SiteAgent) GetTableGeneration() int64 {
+	if x != nil {
+		return x.TableGeneration
+	}
+	return 0
+}
+
+func (x *SiteAgent) GetFence() int64 {
+	if x != nil {
+		return x.Fence
+	}
+	return 0
+}
+
+func (x *SiteAgent) GetLease() LeaseKind {
+	if x != nil {
+		return x.Lease
+	}
+	return LeaseKind_LEASE_KIND_UNSPECIFIED
+}
+
+func (x *SiteAgent) GetSeenMs() int64 {
+	if x != nil {
+		return x.SeenMs
+	}
+	return 0
+}
+
+func (x *SiteAgent) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *SiteAgent) GetServing() []string {
+	if x != nil {
+		return x.Serving
+	}
+	return nil
+}
+
+func (x *SiteAgent) GetArtefacts() [][]byte {
+	if x != nil {
+		return x.Artefacts
+	}
+	return nil
+}
+
+type SetSiteRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Unspecified leaves it.
+	Unknown BootAction `protobuf:"varint,2,opt,name=unknown,proto3,enum=bcd.v1.BootAction" json:"unknown,omitempty"`
+	// Addresses to give and MACs to give none any more.
+	PutFullDhcp    []*FullDhcp `protobuf:"bytes,3,rep,name=put_full_dhcp,json=putFullDhcp,proto3" json:"put_full_dhcp,omitempty"`
+	RemoveFullDhcp []string    `protobuf:"bytes,4,rep,name=remove_full_dhcp,json=removeFullDhcp,proto3" json:"remove_full_dhcp,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SetSiteRequest) Reset() {
+	*x = SetSiteRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteRequest) ProtoMessage() {}
+
+func (x *SetSiteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteRequest.ProtoReflect.Descriptor instead.
+func (*SetSiteRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *SetSiteRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetSiteRequest) GetUnknown() BootAction {
+	if x != nil {
+		return x.Unknown
+	}
+	return BootAction_BOOT_ACTION_UNSPECIFIED
+}
+
+func (x *SetSiteRequest) GetPutFullDhcp() []*FullDhcp {
+	if x != nil {
+		return x.PutFullDhcp
+	}
+	return nil
+}
+
+func (x *SetSiteRequest) GetRemoveFullDhcp() []string {
+	if x != nil {
+		return x.RemoveFullDhcp
+	}
+	return nil
+}
+
+type SetSiteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          *Site                  `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteResponse) Reset() {
+	*x = SetSiteResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteResponse) ProtoMessage() {}
+
+func (x *SetSiteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteResponse.ProtoReflect.Descriptor instead.
+func (*SetSiteResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *SetSiteResponse) GetSite() *Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
+}
+
+type MoveLeaseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Site  string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	// Empty: the holder is asked to give it back, and whichever agent asks first
+	// gets it.
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// The holder is known to be off. Two agents that both answer is what this
+	// risks.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveLeaseRequest) Reset() {
+	*x = MoveLeaseRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveLeaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveLeaseRequest) ProtoMessage() {}
+
+func (x *MoveLeaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveLeaseRequest.ProtoReflect.Descriptor instead.
+func (*MoveLeaseRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *MoveLeaseRequest) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *MoveLeaseRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *MoveLeaseRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type MoveLeaseResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          *Site                  `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveLeaseResponse) Reset() {
+	*x = MoveLeaseResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveLeaseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveLeaseResponse) ProtoMessage() {}
+
+func (x *MoveLeaseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveLeaseResponse.ProtoReflect.Descriptor instead.
+func (*MoveLeaseResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *MoveLeaseResponse) GetSite() *Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
+}
+
+type SetMachineBootRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Machine string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	// Unspecified: what its state says.
+	Action        BootAction `protobuf:"varint,2,opt,name=action,proto3,enum=bcd.v1.BootAction" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMachineBootRequest) Reset() {
+	*x = SetMachineBootRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMachineBootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMachineBootRequest) ProtoMessage() {}
+
+func (x *SetMachineBootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMachineBootRequest.ProtoReflect.Descriptor instead.
+func (*SetMachineBootRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SetMachineBootRequest) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
+}
+
+func (x *SetMachineBootRequest) GetAction() BootAction {
+	if x != nil {
+		return x.Action
+	}
+	return BootAction_BOOT_ACTION_UNSPECIFIED
+}
+
+type SetMachineBootResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Machine       *Machine               `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMachineBootResponse) Reset() {
+	*x = SetMachineBootResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMachineBootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMachineBootResponse) ProtoMessage() {}
+
+func (x *SetMachineBootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMachineBootResponse.ProtoReflect.Descriptor instead.
+func (*SetMachineBootResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *SetMachineBootResponse) GetMachine() *Machine {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+type PutBootArtefactRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its blob must be there. One of each kind and architecture is served: this
+	// takes the place of the one before.
+	Artefact      *BootArtefact `protobuf:"bytes,1,opt,name=artefact,proto3" json:"artefact,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutBootArtefactRequest) Reset() {
+	*x = PutBootArtefactRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutBootArtefactRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutBootArtefactRequest) ProtoMessage() {}
+
+func (x *PutBootArtefactRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutBootArtefactRequest.ProtoReflect.Descriptor instead.
+func (*PutBootArtefactRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PutBootArtefactRequest) GetArtefact() *BootArtefact {
+	if x != nil {
+		return x.Artefact
+	}
+	return nil
+}
+
+type PutBootArtefactResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Artefact      *BootArtefact          `protobuf:"bytes,1,opt,name=artefact,proto3" json:"artefact,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutBootArtefactResponse) Reset() {
+	*x = PutBootArtefactResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutBootArtefactResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutBootArtefactResponse) ProtoMessage() {}
+
+func (x *PutBootArtefactResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutBootArtefactResponse.ProtoReflect.Descriptor instead.
+func (*PutBootArtefactResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *PutBootArtefactResponse) GetArtefact() *BootArtefact {
+	if x != nil {
+		return x.Artefact
+	}
+	return nil
+}
+
+type ListBootArtefactsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBootArtefactsRequest) Reset() {
+	*x = ListBootArtefactsRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBootArtefactsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBootArtefactsRequest) ProtoMessage() {}
+
+func (x *ListBootArtefactsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBootArtefactsRequest.ProtoReflect.Descriptor instead.
+func (*ListBootArtefactsRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{50}
+}
+
+type ListBootArtefactsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Artefacts     []*BootArtefact        `protobuf:"bytes,1,rep,name=artefacts,proto3" json:"artefacts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListBootArtefactsResponse) Reset() {
+	*x = ListBootArtefactsResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListBootArtefactsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListBootArtefactsResponse) ProtoMessage() {}
+
+func (x *ListBootArtefactsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListBootArtefactsResponse.ProtoReflect.Descriptor instead.
+func (*ListBootArtefactsResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ListBootArtefactsResponse) GetArtefacts() []*BootArtefact {
+	if x != nil {
+		return x.Artefacts
+	}
+	return nil
+}
+
+type RemoveBootArtefactRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          ArtefactKind           `protobuf:"varint,1,opt,name=kind,proto3,enum=bcd.v1.ArtefactKind" json:"kind,omitempty"`
+	Architecture  string                 `protobuf:"bytes,2,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBootArtefactRequest) Reset() {
+	*x = RemoveBootArtefactRequest{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBootArtefactRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBootArtefactRequest) ProtoMessage() {}
+
+func (x *RemoveBootArtefactRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBootArtefactRequest.ProtoReflect.Descriptor instead.
+func (*RemoveBootArtefactRequest) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *RemoveBootArtefactRequest) GetKind() ArtefactKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ArtefactKind_ARTEFACT_KIND_UNSPECIFIED
+}
+
+func (x *RemoveBootArtefactRequest) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+type RemoveBootArtefactResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveBootArtefactResponse) Reset() {
+	*x = RemoveBootArtefactResponse{}
+	mi := &file_bcd_v1_operator_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveBootArtefactResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveBootArtefactResponse) ProtoMessage() {}
+
+func (x *RemoveBootArtefactResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_bcd_v1_operator_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveBootArtefactResponse.ProtoReflect.Descriptor instead.
+func (*RemoveBootArtefactResponse) Descriptor() ([]byte, []int) {
+	return file_bcd_v1_operator_proto_rawDescGZIP(), []int{53}
+}
+
 var File_bcd_v1_operator_proto protoreflect.FileDescriptor
 
 const file_bcd_v1_operator_proto_rawDesc = "" +
 	"\n" +
-	"\x15bcd/v1/operator.proto\x12\x06bcd.v1\x1a\x14bcd/v1/command.proto\x1a\x13bcd/v1/common.proto\x1a\x14bcd/v1/session.proto\x1a\x11bcd/v1/spec.proto\"\xb2\x01\n" +
+	"\x15bcd/v1/operator.proto\x12\x06bcd.v1\x1a\x14bcd/v1/command.proto\x1a\x13bcd/v1/common.proto\x1a\x14bcd/v1/session.proto\x1a\x11bcd/v1/site.proto\x1a\x11bcd/v1/spec.proto\"\xb2\x01\n" +
 	"\x12CreateTokenRequest\x12 \n" +
 	"\x04role\x18\x01 \x01(\x0e2\f.bcd.v1.RoleR\x04role\x12\x12\n" +
 	"\x04site\x18\x02 \x01(\tR\x04site\x12\x12\n" +
@@ -2480,7 +3439,7 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	"\x12RevokeTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"8\n" +
 	"\x13RevokeTokenResponse\x12!\n" +
-	"\x04info\x18\x01 \x01(\v2\r.bcd.v1.TokenR\x04info\"\xf8\x02\n" +
+	"\x04info\x18\x01 \x01(\v2\r.bcd.v1.TokenR\x04info\"\xad\x03\n" +
 	"\aMachine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -2496,7 +3455,9 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	" \x01(\tR\x05state\x12#\n" +
 	"\rstate_message\x18\v \x01(\tR\fstateMessage\x12\x16\n" +
 	"\x06vendor\x18\f \x01(\tR\x06vendor\x12\x18\n" +
-	"\aproduct\x18\r \x01(\tR\aproduct\"\xed\x03\n" +
+	"\aproduct\x18\r \x01(\tR\aproduct\x123\n" +
+	"\vboot_action\x18\x0e \x01(\x0e2\x12.bcd.v1.BootActionR\n" +
+	"bootAction\"\xed\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -2524,7 +3485,7 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	"\bmachines\x18\x01 \x03(\v2\x0f.bcd.v1.MachineR\bmachines\"R\n" +
 	"\x11GetMachineRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12)\n" +
-	"\x10timeline_entries\x18\x02 \x01(\x05R\x0ftimelineEntries\"\x8e\x02\n" +
+	"\x10timeline_entries\x18\x02 \x01(\x05R\x0ftimelineEntries\"\xb7\x02\n" +
 	"\x12GetMachineResponse\x12)\n" +
 	"\amachine\x18\x01 \x01(\v2\x0f.bcd.v1.MachineR\amachine\x126\n" +
 	"\tinventory\x18\x02 \x03(\v2\x18.bcd.v1.InventorySectionR\tinventory\x121\n" +
@@ -2532,7 +3493,8 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	"conditions\x18\x03 \x03(\v2\x11.bcd.v1.ConditionR\n" +
 	"conditions\x121\n" +
 	"\btimeline\x18\x04 \x03(\v2\x15.bcd.v1.TimelineEntryR\btimeline\x12/\n" +
-	"\bcommands\x18\x05 \x03(\v2\x13.bcd.v1.CommandInfoR\bcommands\"\xe5\x01\n" +
+	"\bcommands\x18\x05 \x03(\v2\x13.bcd.v1.CommandInfoR\bcommands\x12'\n" +
+	"\x05boots\x18\x06 \x03(\v2\x11.bcd.v1.BootTraceR\x05boots\"\xe5\x01\n" +
 	"\rTimelineEntry\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x17\n" +
 	"\atime_ms\x18\x02 \x01(\x03R\x06timeMs\x12\x1d\n" +
@@ -2633,14 +3595,67 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	"\rWatchResponse\x12-\n" +
 	"\x05entry\x18\x01 \x01(\v2\x15.bcd.v1.TimelineEntryH\x00R\x05entry\x121\n" +
 	"\bprogress\x18\x02 \x01(\v2\x13.bcd.v1.CommandInfoH\x00R\bprogressB\x06\n" +
-	"\x04body*\xaf\x01\n" +
+	"\x04body\"\x12\n" +
+	"\x10ListSitesRequest\"7\n" +
+	"\x11ListSitesResponse\x12\"\n" +
+	"\x05sites\x18\x01 \x03(\v2\f.bcd.v1.SiteR\x05sites\"$\n" +
+	"\x0eGetSiteRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\\\n" +
+	"\x0fGetSiteResponse\x12 \n" +
+	"\x04site\x18\x01 \x01(\v2\f.bcd.v1.SiteR\x04site\x12'\n" +
+	"\x05boots\x18\x02 \x03(\v2\x11.bcd.v1.BootTraceR\x05boots\"\xf2\x01\n" +
+	"\x04Site\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12,\n" +
+	"\aunknown\x18\x02 \x01(\x0e2\x12.bcd.v1.BootActionR\aunknown\x12)\n" +
+	"\x10table_generation\x18\x03 \x01(\x03R\x0ftableGeneration\x12#\n" +
+	"\x05lease\x18\x04 \x01(\v2\r.bcd.v1.LeaseR\x05lease\x12)\n" +
+	"\x06agents\x18\x05 \x03(\v2\x11.bcd.v1.SiteAgentR\x06agents\x12-\n" +
+	"\tfull_dhcp\x18\x06 \x03(\v2\x10.bcd.v1.FullDhcpR\bfullDhcp\"\x84\x02\n" +
+	"\tSiteAgent\x12 \n" +
+	"\x04node\x18\x01 \x01(\v2\f.bcd.v1.NodeR\x04node\x12)\n" +
+	"\x10table_generation\x18\x02 \x01(\x03R\x0ftableGeneration\x12\x14\n" +
+	"\x05fence\x18\x03 \x01(\x03R\x05fence\x12'\n" +
+	"\x05lease\x18\x04 \x01(\x0e2\x11.bcd.v1.LeaseKindR\x05lease\x12\x17\n" +
+	"\aseen_ms\x18\x05 \x01(\x03R\x06seenMs\x12\x1a\n" +
+	"\bproblems\x18\x06 \x03(\tR\bproblems\x12\x18\n" +
+	"\aserving\x18\a \x03(\tR\aserving\x12\x1c\n" +
+	"\tartefacts\x18\b \x03(\fR\tartefacts\"\xb2\x01\n" +
+	"\x0eSetSiteRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12,\n" +
+	"\aunknown\x18\x02 \x01(\x0e2\x12.bcd.v1.BootActionR\aunknown\x124\n" +
+	"\rput_full_dhcp\x18\x03 \x03(\v2\x10.bcd.v1.FullDhcpR\vputFullDhcp\x12(\n" +
+	"\x10remove_full_dhcp\x18\x04 \x03(\tR\x0eremoveFullDhcp\"3\n" +
+	"\x0fSetSiteResponse\x12 \n" +
+	"\x04site\x18\x01 \x01(\v2\f.bcd.v1.SiteR\x04site\"U\n" +
+	"\x10MoveLeaseRequest\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"5\n" +
+	"\x11MoveLeaseResponse\x12 \n" +
+	"\x04site\x18\x01 \x01(\v2\f.bcd.v1.SiteR\x04site\"]\n" +
+	"\x15SetMachineBootRequest\x12\x18\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\x12*\n" +
+	"\x06action\x18\x02 \x01(\x0e2\x12.bcd.v1.BootActionR\x06action\"C\n" +
+	"\x16SetMachineBootResponse\x12)\n" +
+	"\amachine\x18\x01 \x01(\v2\x0f.bcd.v1.MachineR\amachine\"J\n" +
+	"\x16PutBootArtefactRequest\x120\n" +
+	"\bartefact\x18\x01 \x01(\v2\x14.bcd.v1.BootArtefactR\bartefact\"K\n" +
+	"\x17PutBootArtefactResponse\x120\n" +
+	"\bartefact\x18\x01 \x01(\v2\x14.bcd.v1.BootArtefactR\bartefact\"\x1a\n" +
+	"\x18ListBootArtefactsRequest\"O\n" +
+	"\x19ListBootArtefactsResponse\x122\n" +
+	"\tartefacts\x18\x01 \x03(\v2\x14.bcd.v1.BootArtefactR\tartefacts\"i\n" +
+	"\x19RemoveBootArtefactRequest\x12(\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x14.bcd.v1.ArtefactKindR\x04kind\x12\"\n" +
+	"\farchitecture\x18\x02 \x01(\tR\farchitecture\"\x1c\n" +
+	"\x1aRemoveBootArtefactResponse*\xaf\x01\n" +
 	"\fCommandState\x12\x1d\n" +
 	"\x19COMMAND_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14COMMAND_STATE_QUEUED\x10\x01\x12\x16\n" +
 	"\x12COMMAND_STATE_SENT\x10\x02\x12\x1a\n" +
 	"\x16COMMAND_STATE_ACCEPTED\x10\x03\x12\x19\n" +
 	"\x15COMMAND_STATE_STARTED\x10\x04\x12\x17\n" +
-	"\x13COMMAND_STATE_ENDED\x10\x052\x92\b\n" +
+	"\x13COMMAND_STATE_ENDED\x10\x052\xea\f\n" +
 	"\x0fOperatorService\x12F\n" +
 	"\vCreateToken\x12\x1a.bcd.v1.CreateTokenRequest\x1a\x1b.bcd.v1.CreateTokenResponse\x12C\n" +
 	"\n" +
@@ -2660,7 +3675,15 @@ const file_bcd_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"RevokeNode\x12\x19.bcd.v1.RevokeNodeRequest\x1a\x1a.bcd.v1.RevokeNodeResponse\x12@\n" +
 	"\tPutSecret\x12\x18.bcd.v1.PutSecretRequest\x1a\x19.bcd.v1.PutSecretResponse\x126\n" +
-	"\x05Watch\x12\x14.bcd.v1.WatchRequest\x1a\x15.bcd.v1.WatchResponse0\x01B0Z.github.com/better-compute/bcd/api/bcd/v1;bcdv1b\x06proto3"
+	"\x05Watch\x12\x14.bcd.v1.WatchRequest\x1a\x15.bcd.v1.WatchResponse0\x01\x12@\n" +
+	"\tListSites\x12\x18.bcd.v1.ListSitesRequest\x1a\x19.bcd.v1.ListSitesResponse\x12:\n" +
+	"\aGetSite\x12\x16.bcd.v1.GetSiteRequest\x1a\x17.bcd.v1.GetSiteResponse\x12:\n" +
+	"\aSetSite\x12\x16.bcd.v1.SetSiteRequest\x1a\x17.bcd.v1.SetSiteResponse\x12@\n" +
+	"\tMoveLease\x12\x18.bcd.v1.MoveLeaseRequest\x1a\x19.bcd.v1.MoveLeaseResponse\x12O\n" +
+	"\x0eSetMachineBoot\x12\x1d.bcd.v1.SetMachineBootRequest\x1a\x1e.bcd.v1.SetMachineBootResponse\x12R\n" +
+	"\x0fPutBootArtefact\x12\x1e.bcd.v1.PutBootArtefactRequest\x1a\x1f.bcd.v1.PutBootArtefactResponse\x12X\n" +
+	"\x11ListBootArtefacts\x12 .bcd.v1.ListBootArtefactsRequest\x1a!.bcd.v1.ListBootArtefactsResponse\x12[\n" +
+	"\x12RemoveBootArtefact\x12!.bcd.v1.RemoveBootArtefactRequest\x1a\".bcd.v1.RemoveBootArtefactResponseB0Z.github.com/better-compute/bcd/api/bcd/v1;bcdv1b\x06proto3"
 
 var (
 	file_bcd_v1_operator_proto_rawDescOnce sync.Once
@@ -2675,122 +3698,184 @@ func file_bcd_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_bcd_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_bcd_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_bcd_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_bcd_v1_operator_proto_goTypes = []any{
-	(CommandState)(0),             // 0: bcd.v1.CommandState
-	(*CreateTokenRequest)(nil),    // 1: bcd.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 2: bcd.v1.CreateTokenResponse
-	(*Token)(nil),                 // 3: bcd.v1.Token
-	(*ListTokensRequest)(nil),     // 4: bcd.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 5: bcd.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 6: bcd.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 7: bcd.v1.RevokeTokenResponse
-	(*Machine)(nil),               // 8: bcd.v1.Machine
-	(*Node)(nil),                  // 9: bcd.v1.Node
-	(*ListMachinesRequest)(nil),   // 10: bcd.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),  // 11: bcd.v1.ListMachinesResponse
-	(*GetMachineRequest)(nil),     // 12: bcd.v1.GetMachineRequest
-	(*GetMachineResponse)(nil),    // 13: bcd.v1.GetMachineResponse
-	(*TimelineEntry)(nil),         // 14: bcd.v1.TimelineEntry
-	(*CommandInfo)(nil),           // 15: bcd.v1.CommandInfo
-	(*SendCommandRequest)(nil),    // 16: bcd.v1.SendCommandRequest
-	(*SendCommandResponse)(nil),   // 17: bcd.v1.SendCommandResponse
-	(*CancelCommandRequest)(nil),  // 18: bcd.v1.CancelCommandRequest
-	(*CancelCommandResponse)(nil), // 19: bcd.v1.CancelCommandResponse
-	(*GetCommandRequest)(nil),     // 20: bcd.v1.GetCommandRequest
-	(*GetCommandResponse)(nil),    // 21: bcd.v1.GetCommandResponse
-	(*ListCommandsRequest)(nil),   // 22: bcd.v1.ListCommandsRequest
-	(*ListCommandsResponse)(nil),  // 23: bcd.v1.ListCommandsResponse
-	(*DeployRequest)(nil),         // 24: bcd.v1.DeployRequest
-	(*ImageRef)(nil),              // 25: bcd.v1.ImageRef
-	(*DeployResponse)(nil),        // 26: bcd.v1.DeployResponse
-	(*GetSpecRequest)(nil),        // 27: bcd.v1.GetSpecRequest
-	(*GetSpecResponse)(nil),       // 28: bcd.v1.GetSpecResponse
-	(*ApplySpecRequest)(nil),      // 29: bcd.v1.ApplySpecRequest
-	(*ApplySpecResponse)(nil),     // 30: bcd.v1.ApplySpecResponse
-	(*RevokeNodeRequest)(nil),     // 31: bcd.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),    // 32: bcd.v1.RevokeNodeResponse
-	(*PutSecretRequest)(nil),      // 33: bcd.v1.PutSecretRequest
-	(*PutSecretResponse)(nil),     // 34: bcd.v1.PutSecretResponse
-	(*WatchRequest)(nil),          // 35: bcd.v1.WatchRequest
-	(*WatchResponse)(nil),         // 36: bcd.v1.WatchResponse
-	(Role)(0),                     // 37: bcd.v1.Role
-	(*SpecStatus)(nil),            // 38: bcd.v1.SpecStatus
-	(*InventorySection)(nil),      // 39: bcd.v1.InventorySection
-	(*Condition)(nil),             // 40: bcd.v1.Condition
-	(Lane)(0),                     // 41: bcd.v1.Lane
-	(*Outcome)(nil),               // 42: bcd.v1.Outcome
-	(*Progress)(nil),              // 43: bcd.v1.Progress
-	(*NodeSpec)(nil),              // 44: bcd.v1.NodeSpec
+	(CommandState)(0),                  // 0: bcd.v1.CommandState
+	(*CreateTokenRequest)(nil),         // 1: bcd.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),        // 2: bcd.v1.CreateTokenResponse
+	(*Token)(nil),                      // 3: bcd.v1.Token
+	(*ListTokensRequest)(nil),          // 4: bcd.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),         // 5: bcd.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),         // 6: bcd.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),        // 7: bcd.v1.RevokeTokenResponse
+	(*Machine)(nil),                    // 8: bcd.v1.Machine
+	(*Node)(nil),                       // 9: bcd.v1.Node
+	(*ListMachinesRequest)(nil),        // 10: bcd.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),       // 11: bcd.v1.ListMachinesResponse
+	(*GetMachineRequest)(nil),          // 12: bcd.v1.GetMachineRequest
+	(*GetMachineResponse)(nil),         // 13: bcd.v1.GetMachineResponse
+	(*TimelineEntry)(nil),              // 14: bcd.v1.TimelineEntry
+	(*CommandInfo)(nil),                // 15: bcd.v1.CommandInfo
+	(*SendCommandRequest)(nil),         // 16: bcd.v1.SendCommandRequest
+	(*SendCommandResponse)(nil),        // 17: bcd.v1.SendCommandResponse
+	(*CancelCommandRequest)(nil),       // 18: bcd.v1.CancelCommandRequest
+	(*CancelCommandResponse)(nil),      // 19: bcd.v1.CancelCommandResponse
+	(*GetCommandRequest)(nil),          // 20: bcd.v1.GetCommandRequest
+	(*GetCommandResponse)(nil),         // 21: bcd.v1.GetCommandResponse
+	(*ListCommandsRequest)(nil),        // 22: bcd.v1.ListCommandsRequest
+	(*ListCommandsResponse)(nil),       // 23: bcd.v1.ListCommandsResponse
+	(*DeployRequest)(nil),              // 24: bcd.v1.DeployRequest
+	(*ImageRef)(nil),                   // 25: bcd.v1.ImageRef
+	(*DeployResponse)(nil),             // 26: bcd.v1.DeployResponse
+	(*GetSpecRequest)(nil),             // 27: bcd.v1.GetSpecRequest
+	(*GetSpecResponse)(nil),            // 28: bcd.v1.GetSpecResponse
+	(*ApplySpecRequest)(nil),           // 29: bcd.v1.ApplySpecRequest
+	(*ApplySpecResponse)(nil),          // 30: bcd.v1.ApplySpecResponse
+	(*RevokeNodeRequest)(nil),          // 31: bcd.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),         // 32: bcd.v1.RevokeNodeResponse
+	(*PutSecretRequest)(nil),           // 33: bcd.v1.PutSecretRequest
+	(*PutSecretResponse)(nil),          // 34: bcd.v1.PutSecretResponse
+	(*WatchRequest)(nil),               // 35: bcd.v1.WatchRequest
+	(*WatchResponse)(nil),              // 36: bcd.v1.WatchResponse
+	(*ListSitesRequest)(nil),           // 37: bcd.v1.ListSitesRequest
+	(*ListSitesResponse)(nil),          // 38: bcd.v1.ListSitesResponse
+	(*GetSiteRequest)(nil),             // 39: bcd.v1.GetSiteRequest
+	(*GetSiteResponse)(nil),            // 40: bcd.v1.GetSiteResponse
+	(*Site)(nil),                       // 41: bcd.v1.Site
+	(*SiteAgent)(nil),                  // 42: bcd.v1.SiteAgent
+	(*SetSiteRequest)(nil),             // 43: bcd.v1.SetSiteRequest
+	(*SetSiteResponse)(nil),            // 44: bcd.v1.SetSiteResponse
+	(*MoveLeaseRequest)(nil),           // 45: bcd.v1.MoveLeaseRequest
+	(*MoveLeaseResponse)(nil),          // 46: bcd.v1.MoveLeaseResponse
+	(*SetMachineBootRequest)(nil),      // 47: bcd.v1.SetMachineBootRequest
+	(*SetMachineBootResponse)(nil),     // 48: bcd.v1.SetMachineBootResponse
+	(*PutBootArtefactRequest)(nil),     // 49: bcd.v1.PutBootArtefactRequest
+	(*PutBootArtefactResponse)(nil),    // 50: bcd.v1.PutBootArtefactResponse
+	(*ListBootArtefactsRequest)(nil),   // 51: bcd.v1.ListBootArtefactsRequest
+	(*ListBootArtefactsResponse)(nil),  // 52: bcd.v1.ListBootArtefactsResponse
+	(*RemoveBootArtefactRequest)(nil),  // 53: bcd.v1.RemoveBootArtefactRequest
+	(*RemoveBootArtefactResponse)(nil), // 54: bcd.v1.RemoveBootArtefactResponse
+	(Role)(0),                          // 55: bcd.v1.Role
+	(BootAction)(0),                    // 56: bcd.v1.BootAction
+	(*SpecStatus)(nil),                 // 57: bcd.v1.SpecStatus
+	(*InventorySection)(nil),           // 58: bcd.v1.InventorySection
+	(*Condition)(nil),                  // 59: bcd.v1.Condition
+	(*BootTrace)(nil),                  // 60: bcd.v1.BootTrace
+	(Lane)(0),                          // 61: bcd.v1.Lane
+	(*Outcome)(nil),                    // 62: bcd.v1.Outcome
+	(*Progress)(nil),                   // 63: bcd.v1.Progress
+	(*NodeSpec)(nil),                   // 64: bcd.v1.NodeSpec
+	(*Lease)(nil),                      // 65: bcd.v1.Lease
+	(*FullDhcp)(nil),                   // 66: bcd.v1.FullDhcp
+	(LeaseKind)(0),                     // 67: bcd.v1.LeaseKind
+	(*BootArtefact)(nil),               // 68: bcd.v1.BootArtefact
+	(ArtefactKind)(0),                  // 69: bcd.v1.ArtefactKind
 }
 var file_bcd_v1_operator_proto_depIdxs = []int32{
-	37, // 0: bcd.v1.CreateTokenRequest.role:type_name -> bcd.v1.Role
+	55, // 0: bcd.v1.CreateTokenRequest.role:type_name -> bcd.v1.Role
 	3,  // 1: bcd.v1.CreateTokenResponse.info:type_name -> bcd.v1.Token
-	37, // 2: bcd.v1.Token.role:type_name -> bcd.v1.Role
+	55, // 2: bcd.v1.Token.role:type_name -> bcd.v1.Role
 	3,  // 3: bcd.v1.ListTokensResponse.tokens:type_name -> bcd.v1.Token
 	3,  // 4: bcd.v1.RevokeTokenResponse.info:type_name -> bcd.v1.Token
 	9,  // 5: bcd.v1.Machine.current:type_name -> bcd.v1.Node
 	9,  // 6: bcd.v1.Machine.nodes:type_name -> bcd.v1.Node
-	37, // 7: bcd.v1.Node.role:type_name -> bcd.v1.Role
-	38, // 8: bcd.v1.Node.spec:type_name -> bcd.v1.SpecStatus
-	8,  // 9: bcd.v1.ListMachinesResponse.machines:type_name -> bcd.v1.Machine
-	8,  // 10: bcd.v1.GetMachineResponse.machine:type_name -> bcd.v1.Machine
-	39, // 11: bcd.v1.GetMachineResponse.inventory:type_name -> bcd.v1.InventorySection
-	40, // 12: bcd.v1.GetMachineResponse.conditions:type_name -> bcd.v1.Condition
-	14, // 13: bcd.v1.GetMachineResponse.timeline:type_name -> bcd.v1.TimelineEntry
-	15, // 14: bcd.v1.GetMachineResponse.commands:type_name -> bcd.v1.CommandInfo
-	41, // 15: bcd.v1.CommandInfo.lane:type_name -> bcd.v1.Lane
-	0,  // 16: bcd.v1.CommandInfo.state:type_name -> bcd.v1.CommandState
-	42, // 17: bcd.v1.CommandInfo.outcome:type_name -> bcd.v1.Outcome
-	43, // 18: bcd.v1.CommandInfo.progress:type_name -> bcd.v1.Progress
-	15, // 19: bcd.v1.SendCommandResponse.command:type_name -> bcd.v1.CommandInfo
-	15, // 20: bcd.v1.CancelCommandResponse.command:type_name -> bcd.v1.CommandInfo
-	15, // 21: bcd.v1.GetCommandResponse.command:type_name -> bcd.v1.CommandInfo
-	15, // 22: bcd.v1.ListCommandsResponse.commands:type_name -> bcd.v1.CommandInfo
-	25, // 23: bcd.v1.DeployRequest.image_ref:type_name -> bcd.v1.ImageRef
-	15, // 24: bcd.v1.DeployResponse.command:type_name -> bcd.v1.CommandInfo
-	44, // 25: bcd.v1.GetSpecResponse.spec:type_name -> bcd.v1.NodeSpec
-	38, // 26: bcd.v1.GetSpecResponse.status:type_name -> bcd.v1.SpecStatus
-	44, // 27: bcd.v1.ApplySpecRequest.spec:type_name -> bcd.v1.NodeSpec
-	44, // 28: bcd.v1.ApplySpecResponse.spec:type_name -> bcd.v1.NodeSpec
-	9,  // 29: bcd.v1.RevokeNodeResponse.node:type_name -> bcd.v1.Node
-	14, // 30: bcd.v1.WatchResponse.entry:type_name -> bcd.v1.TimelineEntry
-	15, // 31: bcd.v1.WatchResponse.progress:type_name -> bcd.v1.CommandInfo
-	1,  // 32: bcd.v1.OperatorService.CreateToken:input_type -> bcd.v1.CreateTokenRequest
-	4,  // 33: bcd.v1.OperatorService.ListTokens:input_type -> bcd.v1.ListTokensRequest
-	6,  // 34: bcd.v1.OperatorService.RevokeToken:input_type -> bcd.v1.RevokeTokenRequest
-	10, // 35: bcd.v1.OperatorService.ListMachines:input_type -> bcd.v1.ListMachinesRequest
-	12, // 36: bcd.v1.OperatorService.GetMachine:input_type -> bcd.v1.GetMachineRequest
-	16, // 37: bcd.v1.OperatorService.SendCommand:input_type -> bcd.v1.SendCommandRequest
-	18, // 38: bcd.v1.OperatorService.CancelCommand:input_type -> bcd.v1.CancelCommandRequest
-	20, // 39: bcd.v1.OperatorService.GetCommand:input_type -> bcd.v1.GetCommandRequest
-	22, // 40: bcd.v1.OperatorService.ListCommands:input_type -> bcd.v1.ListCommandsRequest
-	24, // 41: bcd.v1.OperatorService.Deploy:input_type -> bcd.v1.DeployRequest
-	27, // 42: bcd.v1.OperatorService.GetSpec:input_type -> bcd.v1.GetSpecRequest
-	29, // 43: bcd.v1.OperatorService.ApplySpec:input_type -> bcd.v1.ApplySpecRequest
-	31, // 44: bcd.v1.OperatorService.RevokeNode:input_type -> bcd.v1.RevokeNodeRequest
-	33, // 45: bcd.v1.OperatorService.PutSecret:input_type -> bcd.v1.PutSecretRequest
-	35, // 46: bcd.v1.OperatorService.Watch:input_type -> bcd.v1.WatchRequest
-	2,  // 47: bcd.v1.OperatorService.CreateToken:output_type -> bcd.v1.CreateTokenResponse
-	5,  // 48: bcd.v1.OperatorService.ListTokens:output_type -> bcd.v1.ListTokensResponse
-	7,  // 49: bcd.v1.OperatorService.RevokeToken:output_type -> bcd.v1.RevokeTokenResponse
-	11, // 50: bcd.v1.OperatorService.ListMachines:output_type -> bcd.v1.ListMachinesResponse
-	13, // 51: bcd.v1.OperatorService.GetMachine:output_type -> bcd.v1.GetMachineResponse
-	17, // 52: bcd.v1.OperatorService.SendCommand:output_type -> bcd.v1.SendCommandResponse
-	19, // 53: bcd.v1.OperatorService.CancelCommand:output_type -> bcd.v1.CancelCommandResponse
-	21, // 54: bcd.v1.OperatorService.GetCommand:output_type -> bcd.v1.GetCommandResponse
-	23, // 55: bcd.v1.OperatorService.ListCommands:output_type -> bcd.v1.ListCommandsResponse
-	26, // 56: bcd.v1.OperatorService.Deploy:output_type -> bcd.v1.DeployResponse
-	28, // 57: bcd.v1.OperatorService.GetSpec:output_type -> bcd.v1.GetSpecResponse
-	30, // 58: bcd.v1.OperatorService.ApplySpec:output_type -> bcd.v1.ApplySpecResponse
-	32, // 59: bcd.v1.OperatorService.RevokeNode:output_type -> bcd.v1.RevokeNodeResponse
-	34, // 60: bcd.v1.OperatorService.PutSecret:output_type -> bcd.v1.PutSecretResponse
-	36, // 61: bcd.v1.OperatorService.Watch:output_type -> bcd.v1.WatchResponse
-	47, // [47:62] is the sub-list for method output_type
-	32, // [32:47] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	56, // 7: bcd.v1.Machine.boot_action:type_name -> bcd.v1.BootAction
+	55, // 8: bcd.v1.Node.role:type_name -> bcd.v1.Role
+	57, // 9: bcd.v1.Node.spec:type_name -> bcd.v1.SpecStatus
+	8,  // 10: bcd.v1.ListMachinesResponse.machines:type_name -> bcd.v1.Machine
+	8,  // 11: bcd.v1.GetMachineResponse.machine:type_name -> bcd.v1.Machine
+	58, // 12: bcd.v1.GetMachineResponse.inventory:type_name -> bcd.v1.InventorySection
+	59, // 13: bcd.v1.GetMachineResponse.conditions:type_name -> bcd.v1.Condition
+	14, // 14: bcd.v1.GetMachineResponse.timeline:type_name -> bcd.v1.TimelineEntry
+	15, // 15: bcd.v1.GetMachineResponse.commands:type_name -> bcd.v1.CommandInfo
+	60, // 16: bcd.v1.GetMachineResponse.boots:type_name -> bcd.v1.BootTrace
+	61, // 17: bcd.v1.CommandInfo.lane:type_name -> bcd.v1.Lane
+	0,  // 18: bcd.v1.CommandInfo.state:type_name -> bcd.v1.CommandState
+	62, // 19: bcd.v1.CommandInfo.outcome:type_name -> bcd.v1.Outcome
+	63, // 20: bcd.v1.CommandInfo.progress:type_name -> bcd.v1.Progress
+	15, // 21: bcd.v1.SendCommandResponse.command:type_name -> bcd.v1.CommandInfo
+	15, // 22: bcd.v1.CancelCommandResponse.command:type_name -> bcd.v1.CommandInfo
+	15, // 23: bcd.v1.GetCommandResponse.command:type_name -> bcd.v1.CommandInfo
+	15, // 24: bcd.v1.ListCommandsResponse.commands:type_name -> bcd.v1.CommandInfo
+	25, // 25: bcd.v1.DeployRequest.image_ref:type_name -> bcd.v1.ImageRef
+	15, // 26: bcd.v1.DeployResponse.command:type_name -> bcd.v1.CommandInfo
+	64, // 27: bcd.v1.GetSpecResponse.spec:type_name -> bcd.v1.NodeSpec
+	57, // 28: bcd.v1.GetSpecResponse.status:type_name -> bcd.v1.SpecStatus
+	64, // 29: bcd.v1.ApplySpecRequest.spec:type_name -> bcd.v1.NodeSpec
+	64, // 30: bcd.v1.ApplySpecResponse.spec:type_name -> bcd.v1.NodeSpec
+	9,  // 31: bcd.v1.RevokeNodeResponse.node:type_name -> bcd.v1.Node
+	14, // 32: bcd.v1.WatchResponse.entry:type_name -> bcd.v1.TimelineEntry
+	15, // 33: bcd.v1.WatchResponse.progress:type_name -> bcd.v1.CommandInfo
+	41, // 34: bcd.v1.ListSitesResponse.sites:type_name -> bcd.v1.Site
+	41, // 35: bcd.v1.GetSiteResponse.site:type_name -> bcd.v1.Site
+	60, // 36: bcd.v1.GetSiteResponse.boots:type_name -> bcd.v1.BootTrace
+	56, // 37: bcd.v1.Site.unknown:type_name -> bcd.v1.BootAction
+	65, // 38: bcd.v1.Site.lease:type_name -> bcd.v1.Lease
+	42, // 39: bcd.v1.Site.agents:type_name -> bcd.v1.SiteAgent
+	66, // 40: bcd.v1.Site.full_dhcp:type_name -> bcd.v1.FullDhcp
+	9,  // 41: bcd.v1.SiteAgent.node:type_name -> bcd.v1.Node
+	67, // 42: bcd.v1.SiteAgent.lease:type_name -> bcd.v1.LeaseKind
+	56, // 43: bcd.v1.SetSiteRequest.unknown:type_name -> bcd.v1.BootAction
+	66, // 44: bcd.v1.SetSiteRequest.put_full_dhcp:type_name -> bcd.v1.FullDhcp
+	41, // 45: bcd.v1.SetSiteResponse.site:type_name -> bcd.v1.Site
+	41, // 46: bcd.v1.MoveLeaseResponse.site:type_name -> bcd.v1.Site
+	56, // 47: bcd.v1.SetMachineBootRequest.action:type_name -> bcd.v1.BootAction
+	8,  // 48: bcd.v1.SetMachineBootResponse.machine:type_name -> bcd.v1.Machine
+	68, // 49: bcd.v1.PutBootArtefactRequest.artefact:type_name -> bcd.v1.BootArtefact
+	68, // 50: bcd.v1.PutBootArtefactResponse.artefact:type_name -> bcd.v1.BootArtefact
+	68, // 51: bcd.v1.ListBootArtefactsResponse.artefacts:type_name -> bcd.v1.BootArtefact
+	69, // 52: bcd.v1.RemoveBootArtefactRequest.kind:type_name -> bcd.v1.ArtefactKind
+	1,  // 53: bcd.v1.OperatorService.CreateToken:input_type -> bcd.v1.CreateTokenRequest
+	4,  // 54: bcd.v1.OperatorService.ListTokens:input_type -> bcd.v1.ListTokensRequest
+	6,  // 55: bcd.v1.OperatorService.RevokeToken:input_type -> bcd.v1.RevokeTokenRequest
+	10, // 56: bcd.v1.OperatorService.ListMachines:input_type -> bcd.v1.ListMachinesRequest
+	12, // 57: bcd.v1.OperatorService.GetMachine:input_type -> bcd.v1.GetMachineRequest
+	16, // 58: bcd.v1.OperatorService.SendCommand:input_type -> bcd.v1.SendCommandRequest
+	18, // 59: bcd.v1.OperatorService.CancelCommand:input_type -> bcd.v1.CancelCommandRequest
+	20, // 60: bcd.v1.OperatorService.GetCommand:input_type -> bcd.v1.GetCommandRequest
+	22, // 61: bcd.v1.OperatorService.ListCommands:input_type -> bcd.v1.ListCommandsRequest
+	24, // 62: bcd.v1.OperatorService.Deploy:input_type -> bcd.v1.DeployRequest
+	27, // 63: bcd.v1.OperatorService.GetSpec:input_type -> bcd.v1.GetSpecRequest
+	29, // 64: bcd.v1.OperatorService.ApplySpec:input_type -> bcd.v1.ApplySpecRequest
+	31, // 65: bcd.v1.OperatorService.RevokeNode:input_type -> bcd.v1.RevokeNodeRequest
+	33, // 66: bcd.v1.OperatorService.PutSecret:input_type -> bcd.v1.PutSecretRequest
+	35, // 67: bcd.v1.OperatorService.Watch:input_type -> bcd.v1.WatchRequest
+	37, // 68: bcd.v1.OperatorService.ListSites:input_type -> bcd.v1.ListSitesRequest
+	39, // 69: bcd.v1.OperatorService.GetSite:input_type -> bcd.v1.GetSiteRequest
+	43, // 70: bcd.v1.OperatorService.SetSite:input_type -> bcd.v1.SetSiteRequest
+	45, // 71: bcd.v1.OperatorService.MoveLease:input_type -> bcd.v1.MoveLeaseRequest
+	47, // 72: bcd.v1.OperatorService.SetMachineBoot:input_type -> bcd.v1.SetMachineBootRequest
+	49, // 73: bcd.v1.OperatorService.PutBootArtefact:input_type -> bcd.v1.PutBootArtefactRequest
+	51, // 74: bcd.v1.OperatorService.ListBootArtefacts:input_type -> bcd.v1.ListBootArtefactsRequest
+	53, // 75: bcd.v1.OperatorService.RemoveBootArtefact:input_type -> bcd.v1.RemoveBootArtefactRequest
+	2,  // 76: bcd.v1.OperatorService.CreateToken:output_type -> bcd.v1.CreateTokenResponse
+	5,  // 77: bcd.v1.OperatorService.ListTokens:output_type -> bcd.v1.ListTokensResponse
+	7,  // 78: bcd.v1.OperatorService.RevokeToken:output_type -> bcd.v1.RevokeTokenResponse
+	11, // 79: bcd.v1.OperatorService.ListMachines:output_type -> bcd.v1.ListMachinesResponse
+	13, // 80: bcd.v1.OperatorService.GetMachine:output_type -> bcd.v1.GetMachineResponse
+	17, // 81: bcd.v1.OperatorService.SendCommand:output_type -> bcd.v1.SendCommandResponse
+	19, // 82: bcd.v1.OperatorService.CancelCommand:output_type -> bcd.v1.CancelCommandResponse
+	21, // 83: bcd.v1.OperatorService.GetCommand:output_type -> bcd.v1.GetCommandResponse
+	23, // 84: bcd.v1.OperatorService.ListCommands:output_type -> bcd.v1.ListCommandsResponse
+	26, // 85: bcd.v1.OperatorService.Deploy:output_type -> bcd.v1.DeployResponse
+	28, // 86: bcd.v1.OperatorService.GetSpec:output_type -> bcd.v1.GetSpecResponse
+	30, // 87: bcd.v1.OperatorService.ApplySpec:output_type -> bcd.v1.ApplySpecResponse
+	32, // 88: bcd.v1.OperatorService.RevokeNode:output_type -> bcd.v1.RevokeNodeResponse
+	34, // 89: bcd.v1.OperatorService.PutSecret:output_type -> bcd.v1.PutSecretResponse
+	36, // 90: bcd.v1.OperatorService.Watch:output_type -> bcd.v1.WatchResponse
+	38, // 91: bcd.v1.OperatorService.ListSites:output_type -> bcd.v1.ListSitesResponse
+	40, // 92: bcd.v1.OperatorService.GetSite:output_type -> bcd.v1.GetSiteResponse
+	44, // 93: bcd.v1.OperatorService.SetSite:output_type -> bcd.v1.SetSiteResponse
+	46, // 94: bcd.v1.OperatorService.MoveLease:output_type -> bcd.v1.MoveLeaseResponse
+	48, // 95: bcd.v1.OperatorService.SetMachineBoot:output_type -> bcd.v1.SetMachineBootResponse
+	50, // 96: bcd.v1.OperatorService.PutBootArtefact:output_type -> bcd.v1.PutBootArtefactResponse
+	52, // 97: bcd.v1.OperatorService.ListBootArtefacts:output_type -> bcd.v1.ListBootArtefactsResponse
+	54, // 98: bcd.v1.OperatorService.RemoveBootArtefact:output_type -> bcd.v1.RemoveBootArtefactResponse
+	76, // [76:99] is the sub-list for method output_type
+	53, // [53:76] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_bcd_v1_operator_proto_init() }
@@ -2801,6 +3886,7 @@ func file_bcd_v1_operator_proto_init() {
 	file_bcd_v1_command_proto_init()
 	file_bcd_v1_common_proto_init()
 	file_bcd_v1_session_proto_init()
+	file_bcd_v1_site_proto_init()
 	file_bcd_v1_spec_proto_init()
 	file_bcd_v1_operator_proto_msgTypes[35].OneofWrappers = []any{
 		(*WatchResponse_Entry)(nil),
@@ -2812,7 +3898,7 @@ func file_bcd_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_bcd_v1_operator_proto_rawDesc), len(file_bcd_v1_operator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -76,6 +76,28 @@ const (
 	OperatorServicePutSecretProcedure = "/bcd.v1.OperatorService/PutSecret"
 	// OperatorServiceWatchProcedure is the fully-qualified name of the OperatorService's Watch RPC.
 	OperatorServiceWatchProcedure = "/bcd.v1.OperatorService/Watch"
+	// OperatorServiceListSitesProcedure is the fully-qualified name of the OperatorService's ListSites
+	// RPC.
+	OperatorServiceListSitesProcedure = "/bcd.v1.OperatorService/ListSites"
+	// OperatorServiceGetSiteProcedure is the fully-qualified name of the OperatorService's GetSite RPC.
+	OperatorServiceGetSiteProcedure = "/bcd.v1.OperatorService/GetSite"
+	// OperatorServiceSetSiteProcedure is the fully-qualified name of the OperatorService's SetSite RPC.
+	OperatorServiceSetSiteProcedure = "/bcd.v1.OperatorService/SetSite"
+	// OperatorServiceMoveLeaseProcedure is the fully-qualified name of the OperatorService's MoveLease
+	// RPC.
+	OperatorServiceMoveLeaseProcedure = "/bcd.v1.OperatorService/MoveLease"
+	// OperatorServiceSetMachineBootProcedure is the fully-qualified name of the OperatorService's
+	// SetMachineBoot RPC.
+	OperatorServiceSetMachineBootProcedure = "/bcd.v1.OperatorService/SetMachineBoot"
+	// OperatorServicePutBootArtefactProcedure is the fully-qualified name of the OperatorService's
+	// PutBootArtefact RPC.
+	OperatorServicePutBootArtefactProcedure = "/bcd.v1.OperatorService/PutBootArtefact"
+	// OperatorServiceListBootArtefactsProcedure is the fully-qualified name of the OperatorService's
+	// ListBootArtefacts RPC.
+	OperatorServiceListBootArtefactsProcedure = "/bcd.v1.OperatorService/ListBootArtefacts"
+	// OperatorServiceRemoveBootArtefactProcedure is the fully-qualified name of the OperatorService's
+	// RemoveBootArtefact RPC.
+	OperatorServiceRemoveBootArtefactProcedure = "/bcd.v1.OperatorService/RemoveBootArtefact"
 )
 
 // OperatorServiceClient is a client for the bcd.v1.OperatorService service.
@@ -96,6 +118,17 @@ type OperatorServiceClient interface {
 	PutSecret(context.Context, *connect.Request[v1.PutSecretRequest]) (*connect.Response[v1.PutSecretResponse], error)
 	// Timeline entries and progress as they come.
 	Watch(context.Context, *connect.Request[v1.WatchRequest]) (*connect.ServerStreamForClient[v1.WatchResponse], error)
+	// How sites boot their machines.
+	ListSites(context.Context, *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error)
+	GetSite(context.Context, *connect.Request[v1.GetSiteRequest]) (*connect.Response[v1.GetSiteResponse], error)
+	SetSite(context.Context, *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error)
+	// Moves the boot lease. Without force only from a holder that gave it back,
+	// or that had an expiring one and let it run out.
+	MoveLease(context.Context, *connect.Request[v1.MoveLeaseRequest]) (*connect.Response[v1.MoveLeaseResponse], error)
+	SetMachineBoot(context.Context, *connect.Request[v1.SetMachineBootRequest]) (*connect.Response[v1.SetMachineBootResponse], error)
+	PutBootArtefact(context.Context, *connect.Request[v1.PutBootArtefactRequest]) (*connect.Response[v1.PutBootArtefactResponse], error)
+	ListBootArtefacts(context.Context, *connect.Request[v1.ListBootArtefactsRequest]) (*connect.Response[v1.ListBootArtefactsResponse], error)
+	RemoveBootArtefact(context.Context, *connect.Request[v1.RemoveBootArtefactRequest]) (*connect.Response[v1.RemoveBootArtefactResponse], error)
 }
 
 // NewOperatorServiceClient constructs a client for the bcd.v1.OperatorService service. By default,
@@ -199,26 +232,82 @@ func NewOperatorServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(operatorServiceMethods.ByName("Watch")),
 			connect.WithClientOptions(opts...),
 		),
+		listSites: connect.NewClient[v1.ListSitesRequest, v1.ListSitesResponse](
+			httpClient,
+			baseURL+OperatorServiceListSitesProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListSites")),
+			connect.WithClientOptions(opts...),
+		),
+		getSite: connect.NewClient[v1.GetSiteRequest, v1.GetSiteResponse](
+			httpClient,
+			baseURL+OperatorServiceGetSiteProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("GetSite")),
+			connect.WithClientOptions(opts...),
+		),
+		setSite: connect.NewClient[v1.SetSiteRequest, v1.SetSiteResponse](
+			httpClient,
+			baseURL+OperatorServiceSetSiteProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("SetSite")),
+			connect.WithClientOptions(opts...),
+		),
+		moveLease: connect.NewClient[v1.MoveLeaseRequest, v1.MoveLeaseResponse](
+			httpClient,
+			baseURL+OperatorServiceMoveLeaseProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("MoveLease")),
+			connect.WithClientOptions(opts...),
+		),
+		setMachineBoot: connect.NewClient[v1.SetMachineBootRequest, v1.SetMachineBootResponse](
+			httpClient,
+			baseURL+OperatorServiceSetMachineBootProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("SetMachineBoot")),
+			connect.WithClientOptions(opts...),
+		),
+		putBootArtefact: connect.NewClient[v1.PutBootArtefactRequest, v1.PutBootArtefactResponse](
+			httpClient,
+			baseURL+OperatorServicePutBootArtefactProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("PutBootArtefact")),
+			connect.WithClientOptions(opts...),
+		),
+		listBootArtefacts: connect.NewClient[v1.ListBootArtefactsRequest, v1.ListBootArtefactsResponse](
+			httpClient,
+			baseURL+OperatorServiceListBootArtefactsProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("ListBootArtefacts")),
+			connect.WithClientOptions(opts...),
+		),
+		removeBootArtefact: connect.NewClient[v1.RemoveBootArtefactRequest, v1.RemoveBootArtefactResponse](
+			httpClient,
+			baseURL+OperatorServiceRemoveBootArtefactProcedure,
+			connect.WithSchema(operatorServiceMethods.ByName("RemoveBootArtefact")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // operatorServiceClient implements OperatorServiceClient.
 type operatorServiceClient struct {
-	createToken   *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
-	listTokens    *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
-	revokeToken   *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
-	listMachines  *connect.Client[v1.ListMachinesRequest, v1.ListMachinesResponse]
-	getMachine    *connect.Client[v1.GetMachineRequest, v1.GetMachineResponse]
-	sendCommand   *connect.Client[v1.SendCommandRequest, v1.SendCommandResponse]
-	cancelCommand *connect.Client[v1.CancelCommandRequest, v1.CancelCommandResponse]
-	getCommand    *connect.Client[v1.GetCommandRequest, v1.GetCommandResponse]
-	listCommands  *connect.Client[v1.ListCommandsRequest, v1.ListCommandsResponse]
-	deploy        *connect.Client[v1.DeployRequest, v1.DeployResponse]
-	getSpec       *connect.Client[v1.GetSpecRequest, v1.GetSpecResponse]
-	applySpec     *connect.Client[v1.ApplySpecRequest, v1.ApplySpecResponse]
-	revokeNode    *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
-	putSecret     *connect.Client[v1.PutSecretRequest, v1.PutSecretResponse]
-	watch         *connect.Client[v1.WatchRequest, v1.WatchResponse]
+	createToken        *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens         *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	revokeToken        *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
+	listMachines       *connect.Client[v1.ListMachinesRequest, v1.ListMachinesResponse]
+	getMachine         *connect.Client[v1.GetMachineRequest, v1.GetMachineResponse]
+	sendCommand        *connect.Client[v1.SendCommandRequest, v1.SendCommandResponse]
+	cancelCommand      *connect.Client[v1.CancelCommandRequest, v1.CancelCommandResponse]
+	getCommand         *connect.Client[v1.GetCommandRequest, v1.GetCommandResponse]
+	listCommands       *connect.Client[v1.ListCommandsRequest, v1.ListCommandsResponse]
+	deploy             *connect.Client[v1.DeployRequest, v1.DeployResponse]
+	getSpec            *connect.Client[v1.GetSpecRequest, v1.GetSpecResponse]
+	applySpec          *connect.Client[v1.ApplySpecRequest, v1.ApplySpecResponse]
+	revokeNode         *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
+	putSecret          *connect.Client[v1.PutSecretRequest, v1.PutSecretResponse]
+	watch              *connect.Client[v1.WatchRequest, v1.WatchResponse]
+	listSites          *connect.Client[v1.ListSitesRequest, v1.ListSitesResponse]
+	getSite            *connect.Client[v1.GetSiteRequest, v1.GetSiteResponse]
+	setSite            *connect.Client[v1.SetSiteRequest, v1.SetSiteResponse]
+	moveLease          *connect.Client[v1.MoveLeaseRequest, v1.MoveLeaseResponse]
+	setMachineBoot     *connect.Client[v1.SetMachineBootRequest, v1.SetMachineBootResponse]
+	putBootArtefact    *connect.Client[v1.PutBootArtefactRequest, v1.PutBootArtefactResponse]
+	listBootArtefacts  *connect.Client[v1.ListBootArtefactsRequest, v1.ListBootArtefactsResponse]
+	removeBootArtefact *connect.Client[v1.RemoveBootArtefactRequest, v1.RemoveBootArtefactResponse]
 }
 
 // CreateToken calls bcd.v1.OperatorService.CreateToken.
@@ -296,6 +385,46 @@ func (c *operatorServiceClient) Watch(ctx context.Context, req *connect.Request[
 	return c.watch.CallServerStream(ctx, req)
 }
 
+// ListSites calls bcd.v1.OperatorService.ListSites.
+func (c *operatorServiceClient) ListSites(ctx context.Context, req *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error) {
+	return c.listSites.CallUnary(ctx, req)
+}
+
+// GetSite calls bcd.v1.OperatorService.GetSite.
+func (c *operatorServiceClient) GetSite(ctx context.Context, req *connect.Request[v1.GetSiteRequest]) (*connect.Response[v1.GetSiteResponse], error) {
+	return c.getSite.CallUnary(ctx, req)
+}
+
+// SetSite calls bcd.v1.OperatorService.SetSite.
+func (c *operatorServiceClient) SetSite(ctx context.Context, req *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error) {
+	return c.setSite.CallUnary(ctx, req)
+}
+
+// MoveLease calls bcd.v1.OperatorService.MoveLease.
+func (c *operatorServiceClient) MoveLease(ctx context.Context, req *connect.Request[v1.MoveLeaseRequest]) (*connect.Response[v1.MoveLeaseResponse], error) {
+	return c.moveLease.CallUnary(ctx, req)
+}
+
+// SetMachineBoot calls bcd.v1.OperatorService.SetMachineBoot.
+func (c *operatorServiceClient) SetMachineBoot(ctx context.Context, req *connect.Request[v1.SetMachineBootRequest]) (*connect.Response[v1.SetMachineBootResponse], error) {
+	return c.setMachineBoot.CallUnary(ctx, req)
+}
+
+// PutBootArtefact calls bcd.v1.OperatorService.PutBootArtefact.
+func (c *operatorServiceClient) PutBootArtefact(ctx context.Context, req *connect.Request[v1.PutBootArtefactRequest]) (*connect.Response[v1.PutBootArtefactResponse], error) {
+	return c.putBootArtefact.CallUnary(ctx, req)
+}
+
+// ListBootArtefacts calls bcd.v1.OperatorService.ListBootArtefacts.
+func (c *operatorServiceClient) ListBootArtefacts(ctx context.Context, req *connect.Request[v1.ListBootArtefactsRequest]) (*connect.Response[v1.ListBootArtefactsResponse], error) {
+	return c.listBootArtefacts.CallUnary(ctx, req)
+}
+
+// RemoveBootArtefact calls bcd.v1.OperatorService.RemoveBootArtefact.
+func (c *operatorServiceClient) RemoveBootArtefact(ctx context.Context, req *connect.Request[v1.RemoveBootArtefactRequest]) (*connect.Response[v1.RemoveBootArtefactResponse], error) {
+	return c.removeBootArtefact.CallUnary(ctx, req)
+}
+
 // OperatorServiceHandler is an implementation of the bcd.v1.OperatorService service.
 type OperatorServiceHandler interface {
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
@@ -314,6 +443,17 @@ type OperatorServiceHandler interface {
 	PutSecret(context.Context, *connect.Request[v1.PutSecretRequest]) (*connect.Response[v1.PutSecretResponse], error)
 	// Timeline entries and progress as they come.
 	Watch(context.Context, *connect.Request[v1.WatchRequest], *connect.ServerStream[v1.WatchResponse]) error
+	// How sites boot their machines.
+	ListSites(context.Context, *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error)
+	GetSite(context.Context, *connect.Request[v1.GetSiteRequest]) (*connect.Response[v1.GetSiteResponse], error)
+	SetSite(context.Context, *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error)
+	// Moves the boot lease. Without force only from a holder that gave it back,
+	// or that had an expiring one and let it run out.
+	MoveLease(context.Context, *connect.Request[v1.MoveLeaseRequest]) (*connect.Response[v1.MoveLeaseResponse], error)
+	SetMachineBoot(context.Context, *connect.Request[v1.SetMachineBootRequest]) (*connect.Response[v1.SetMachineBootResponse], error)
+	PutBootArtefact(context.Context, *connect.Request[v1.PutBootArtefactRequest]) (*connect.Response[v1.PutBootArtefactResponse], error)
+	ListBootArtefacts(context.Context, *connect.Request[v1.ListBootArtefactsRequest]) (*connect.Response[v1.ListBootArtefactsResponse], error)
+	RemoveBootArtefact(context.Context, *connect.Request[v1.RemoveBootArtefactRequest]) (*connect.Response[v1.RemoveBootArtefactResponse], error)
 }
 
 // NewOperatorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -413,6 +553,54 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 		connect.WithSchema(operatorServiceMethods.ByName("Watch")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operatorServiceListSitesHandler := connect.NewUnaryHandler(
+		OperatorServiceListSitesProcedure,
+		svc.ListSites,
+		connect.WithSchema(operatorServiceMethods.ByName("ListSites")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceGetSiteHandler := connect.NewUnaryHandler(
+		OperatorServiceGetSiteProcedure,
+		svc.GetSite,
+		connect.WithSchema(operatorServiceMethods.ByName("GetSite")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceSetSiteHandler := connect.NewUnaryHandler(
+		OperatorServiceSetSiteProcedure,
+		svc.SetSite,
+		connect.WithSchema(operatorServiceMethods.ByName("SetSite")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceMoveLeaseHandler := connect.NewUnaryHandler(
+		OperatorServiceMoveLeaseProcedure,
+		svc.MoveLease,
+		connect.WithSchema(operatorServiceMethods.ByName("MoveLease")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceSetMachineBootHandler := connect.NewUnaryHandler(
+		OperatorServiceSetMachineBootProcedure,
+		svc.SetMachineBoot,
+		connect.WithSchema(operatorServiceMethods.ByName("SetMachineBoot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServicePutBootArtefactHandler := connect.NewUnaryHandler(
+		OperatorServicePutBootArtefactProcedure,
+		svc.PutBootArtefact,
+		connect.WithSchema(operatorServiceMethods.ByName("PutBootArtefact")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceListBootArtefactsHandler := connect.NewUnaryHandler(
+		OperatorServiceListBootArtefactsProcedure,
+		svc.ListBootArtefacts,
+		connect.WithSchema(operatorServiceMethods.ByName("ListBootArtefacts")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operatorServiceRemoveBootArtefactHandler := connect.NewUnaryHandler(
+		OperatorServiceRemoveBootArtefactProcedure,
+		svc.RemoveBootArtefact,
+		connect.WithSchema(operatorServiceMethods.ByName("RemoveBootArtefact")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/bcd.v1.OperatorService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case OperatorServiceCreateTokenProcedure:
@@ -445,6 +633,22 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 			operatorServicePutSecretHandler.ServeHTTP(w, r)
 		case OperatorServiceWatchProcedure:
 			operatorServiceWatchHandler.ServeHTTP(w, r)
+		case OperatorServiceListSitesProcedure:
+			operatorServiceListSitesHandler.ServeHTTP(w, r)
+		case OperatorServiceGetSiteProcedure:
+			operatorServiceGetSiteHandler.ServeHTTP(w, r)
+		case OperatorServiceSetSiteProcedure:
+			operatorServiceSetSiteHandler.ServeHTTP(w, r)
+		case OperatorServiceMoveLeaseProcedure:
+			operatorServiceMoveLeaseHandler.ServeHTTP(w, r)
+		case OperatorServiceSetMachineBootProcedure:
+			operatorServiceSetMachineBootHandler.ServeHTTP(w, r)
+		case OperatorServicePutBootArtefactProcedure:
+			operatorServicePutBootArtefactHandler.ServeHTTP(w, r)
+		case OperatorServiceListBootArtefactsProcedure:
+			operatorServiceListBootArtefactsHandler.ServeHTTP(w, r)
+		case OperatorServiceRemoveBootArtefactProcedure:
+			operatorServiceRemoveBootArtefactHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -512,4 +716,36 @@ func (UnimplementedOperatorServiceHandler) PutSecret(context.Context, *connect.R
 
 func (UnimplementedOperatorServiceHandler) Watch(context.Context, *connect.Request[v1.WatchRequest], *connect.ServerStream[v1.WatchResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.Watch is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListSites(context.Context, *connect.Request[v1.ListSitesRequest]) (*connect.Response[v1.ListSitesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.ListSites is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) GetSite(context.Context, *connect.Request[v1.GetSiteRequest]) (*connect.Response[v1.GetSiteResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.GetSite is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) SetSite(context.Context, *connect.Request[v1.SetSiteRequest]) (*connect.Response[v1.SetSiteResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.SetSite is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) MoveLease(context.Context, *connect.Request[v1.MoveLeaseRequest]) (*connect.Response[v1.MoveLeaseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.MoveLease is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) SetMachineBoot(context.Context, *connect.Request[v1.SetMachineBootRequest]) (*connect.Response[v1.SetMachineBootResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.SetMachineBoot is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) PutBootArtefact(context.Context, *connect.Request[v1.PutBootArtefactRequest]) (*connect.Response[v1.PutBootArtefactResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.PutBootArtefact is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) ListBootArtefacts(context.Context, *connect.Request[v1.ListBootArtefactsRequest]) (*connect.Response[v1.ListBootArtefactsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.ListBootArtefacts is not implemented"))
+}
+
+func (UnimplementedOperatorServiceHandler) RemoveBootArtefact(context.Context, *connect.Request[v1.RemoveBootArtefactRequest]) (*connect.Response[v1.RemoveBootArtefactResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("bcd.v1.OperatorService.RemoveBootArtefact is not implemented"))
 }
