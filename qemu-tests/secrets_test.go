@@ -90,7 +90,7 @@ func TestNoSecretLeaksAndNothingListens(t *testing.T) {
 	b := w.collect(vm, ramdisk.ID)
 	absent(t, "the ramdisk's bundle", b.all, all...)
 	nothingWasRedacted(t, b)
-	checkSockets(t, "ramdisk", b)
+	checkSockets(t, "ramdisk", b, ramdiskSockets)
 
 	if reboot := w.ended(vm, w.send("send", "node.reboot", ramdisk.ID).ID); reboot.Outcome.Status != "succeeded" {
 		t.Fatalf("node.reboot: %+v", reboot.Outcome)
@@ -116,7 +116,7 @@ func TestNoSecretLeaksAndNothingListens(t *testing.T) {
 	b = w.collect(vm, node.ID)
 	absent(t, "the node's bundle", b.all, all...)
 	nothingWasRedacted(t, b)
-	checkSockets(t, "node", b)
+	checkSockets(t, "node", b, ramdiskSockets)
 
 	w.processesAreClean(vm, all...)
 	for _, args := range [][]string{{"events"}, {"events", "--json"}, {"machine", node.ID}, {"machine", node.ID, "--json", "--inventory"}, {"token", "list", "--json"}} {
