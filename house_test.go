@@ -43,15 +43,24 @@ var allowed = map[string][]string{
 	"boot":       {"agent/*"},
 	"deploy":     {"api", "agent/*", "boot"},
 	"supervisor": {},
-	"image":      {},
-	"mkosi":      {"image"},
+
+	// how other machines boot from us: each protocol by itself, and netboot,
+	// which decides for all of them
+	"netboot/dhcp":     {},
+	"netboot/tftp":     {},
+	"netboot/httpboot": {},
+	"netboot/bmc":      {"api", "agent/dispatch", "agent/secret", "agent/clock"},
+	"netboot":          {"api", "agent/*", "netboot/*"},
+
+	"image": {},
+	"mkosi": {"image"},
 
 	"gateway":    {"api", "agent/intent", "agent/pki", "agent/secret"},
 	"qemu-tests": {"api", "image", "gateway", "agent/*"},
 
 	"cmd/internal/cli":     {},
 	"cmd/internal/clidocs": {},
-	"cmd/bcd":              {"api", "agent", "agent/*", "boot", "deploy", "supervisor", "cmd/internal/*"},
+	"cmd/bcd":              {"api", "agent", "agent/*", "boot", "deploy", "netboot", "netboot/*", "supervisor", "cmd/internal/*"},
 	"cmd/bcd-gateway":      {"api", "agent/intent", "agent/pki", "gateway", "cmd/internal/*"},
 }
 
