@@ -22,8 +22,16 @@ const nodeSpec = `{"host": {"sysctl": {"vm.swappiness": "%d", "net.ipv4.ip_forwa
 // known only on a machine that systemd runs.
 func TestInstalledDebianNode(t *testing.T) {
 	w := newWorld(t)
+	offered := ""
 	vm := w.pxe("debian", func(c *rig.Config) {
 		if err := os.Truncate(c.Disks[0].Path, mkosiDisk); err != nil {
+			t.Fatal(err)
+		}
+		nic := &c.NICs[0]
+		image := filepath.Join(nic.TFTPDir, nic.BootFile)
+		nic.TFTPDir = t.TempDir()
+		offered = filepath.Join(nic.TFTPDir, nic.BootFile)
+		if err := os.Symlink(image, offered); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -36,7 +44,7 @@ func TestInstalledDebianNode(t *testing.T) {
 	if node.ID != ramdisk.ID || len(node.Nodes) != 2 {
 		t.Errorf("the node is machine %s with the nodes %v, the ramdisk was %s", node.ID, node.Nodes, ramdisk.ID)
 	}
-	if entry := w.bootEntry(node.ID); entry == "" || entry != deploy.Outcome.Result["boot_entry"] {
+	if entry := w.bootEntry(vm, node.ID); entry != deploy.Outcome.Result["boot_entry"] {
 		t.Errorf("it came from boot entry %q, the deployer wrote %q", entry, deploy.Outcome.Result["boot_entry"])
 	}
 
@@ -58,7 +66,11 @@ func TestInstalledDebianNode(t *testing.T) {
 	}
 
 	// A restart that the node itself asks systemd for: another boot of the
-	// same node, which still is what its specification says.
+	// same node, which still is what its specification says. Its firmware asks
+	// the network first, and a site offers an installed machine nothing.
+	if err := os.Remove(offered); err != nil {
+		t.Fatal(err)
+	}
 	if reboot := w.ended(vm, w.send("send", "node.reboot", node.ID).ID); reboot.Outcome.Status != "succeeded" {
 		t.Fatalf("node.reboot: %+v", reboot.Outcome)
 	}
@@ -70,26 +82,33 @@ func TestInstalledDebianNode(t *testing.T) {
 	t.Log(w.timeline())
 }
 
-// bootEntry is the firmware's entry that a machine says it came from.
-func (w *world) bootEntry(machine string) string {
+// bootEntry is the firmware's entry that a machine says it came from, once its
+// inventory is there.
+func (w *world) bootEntry(vm *rig.VM, machine string) (entry string) {
 	w.t.Helper()
-	var info struct {
-		Inventory []struct {
-			Name string `json:"name"`
-			JSON struct {
-				Current string `json:"current"`
-			} `json:"canonical_json"`
-		} `json:"inventory"`
-	}
-	if err := w.RunJSON(w.ctx, &info, "machine", machine); err != nil {
+	err := vm.Until(w.ctx, "the inventory to name a boot entry", func(ctx context.Context) (bool, error) {
+		var info struct {
+			Inventory []struct {
+				Name string `json:"name"`
+				JSON struct {
+					Current string `json:"current"`
+				} `json:"canonical_json"`
+			} `json:"inventory"`
+		}
+		if err := w.RunJSON(ctx, &info, "machine", machine); err != nil {
+			return false, err
+		}
+		for _, s := range info.Inventory {
+			if s.Name == "boot" {
+				entry = s.JSON.Current
+			}
+		}
+		return entry != "", nil
+	})
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, s := range info.Inventory {
-		if s.Name == "boot" {
-			return s.JSON.Current
-		}
-	}
-	return ""
+	return entry
 }
 
 // converges applies a specification and waits until the machine is what it
