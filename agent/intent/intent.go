@@ -29,10 +29,12 @@ const (
 	TypeCommand    = "bcd.v1.Command"
 	TypeNodeSpec   = "bcd.v1.NodeSpec"
 	TypeJoinRecord = "bcd.v1.JoinRecord"
+	TypeBootTable  = "bcd.v1.BootTable"
+	TypeBootConfig = "bcd.v1.BootConfig"
 )
 
 const (
-	// MaxPayload is the largest payload: a NodeSpec of 4 MiB.
+	// MaxPayload is the largest payload: a NodeSpec or a BootTable of 4 MiB.
 	MaxPayload = 4 << 20
 	// maxSignatures and pki.MaxChain bound the work that a forged envelope
 	// can cause.
@@ -246,6 +248,17 @@ func (r *Roots) NodeSpec(signed *bcdv1.Signed, now time.Time) (*bcdv1.NodeSpec, 
 // JoinRecord verifies a signed join record and reads it.
 func (r *Roots) JoinRecord(signed *bcdv1.Signed, now time.Time) (*bcdv1.JoinRecord, error) {
 	return read(r, signed, TypeJoinRecord, now, &bcdv1.JoinRecord{})
+}
+
+// BootTable verifies a signed boot table and reads it.
+func (r *Roots) BootTable(signed *bcdv1.Signed, now time.Time) (*bcdv1.BootTable, error) {
+	return read(r, signed, TypeBootTable, now, &bcdv1.BootTable{})
+}
+
+// BootConfig verifies a signed boot config and reads it. Whether it answers
+// the reader's own question is the reader's to check (BootConfig.ask_sha256).
+func (r *Roots) BootConfig(signed *bcdv1.Signed, now time.Time) (*bcdv1.BootConfig, error) {
+	return read(r, signed, TypeBootConfig, now, &bcdv1.BootConfig{})
 }
 
 func read[M proto.Message](r *Roots, signed *bcdv1.Signed, wantType string, now time.Time, m M) (M, error) {

@@ -134,6 +134,17 @@ func TestOtherPayloads(t *testing.T) {
 	if got, err := roots.JoinRecord(must(w.signer.Sign(TypeJoinRecord, record)), t0); err != nil || !proto.Equal(got, record) {
 		t.Errorf("%v, %v", got, err)
 	}
+	table := &bcdv1.BootTable{Site: "a", Generation: 2}
+	if got, err := roots.BootTable(must(w.signer.Sign(TypeBootTable, table)), t0); err != nil || !proto.Equal(got, table) {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := roots.BootConfig(must(w.signer.Sign(TypeBootTable, table)), t0); !errors.Is(err, ErrWrongType) {
+		t.Errorf("a table taken for a config: %v", err)
+	}
+	config := &bcdv1.BootConfig{Site: "a"}
+	if got, err := roots.BootConfig(must(w.signer.Sign(TypeBootConfig, config)), t0); err != nil || !proto.Equal(got, config) {
+		t.Errorf("%v, %v", got, err)
+	}
 	if _, err := roots.NodeSpec(must(w.signer.SignBytes(TypeNodeSpec, []byte{0xff})), t0); !errors.Is(err, ErrMalformed) {
 		t.Errorf("signed garbage: %v", err)
 	}
