@@ -997,7 +997,7 @@ type SiteHttpProxy struct {
 	Headers       []*HttpHeader   `protobuf:"bytes,3,rep,name=headers,proto3" json:"headers,omitempty"`
 	SecretHeaders []*SecretHeader `protobuf:"bytes,4,rep,name=secret_headers,json=secretHeaders,proto3" json:"secret_headers,omitempty"`
 	// At most 256 KiB.
-	Body []byte `protobuf:"bytes,5,opt,name=body,proto3" json:"body,omitempty"`
+	Content []byte `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
 	// As for BmcTarget.
 	CertificateSha256 []byte `protobuf:"bytes,6,opt,name=certificate_sha256,json=certificateSha256,proto3" json:"certificate_sha256,omitempty"`
 	Insecure          bool   `protobuf:"varint,7,opt,name=insecure,proto3" json:"insecure,omitempty"`
@@ -1065,9 +1065,9 @@ func (x *SiteHttpProxy) GetSecretHeaders() []*SecretHeader {
 	return nil
 }
 
-func (x *SiteHttpProxy) GetBody() []byte {
+func (x *SiteHttpProxy) GetContent() []byte {
 	if x != nil {
-		return x.Body
+		return x.Content
 	}
 	return nil
 }
@@ -1226,13 +1226,13 @@ const file_bcd_v1_bmc_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"@\n" +
 	"\fSecretHeader\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
-	"\treference\x18\x02 \x01(\tR\treference\"\xb2\x03\n" +
+	"\treference\x18\x02 \x01(\tR\treference\"\xb8\x03\n" +
 	"\rSiteHttpProxy\x12\x16\n" +
 	"\x06method\x18\x01 \x01(\tR\x06method\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12,\n" +
 	"\aheaders\x18\x03 \x03(\v2\x12.bcd.v1.HttpHeaderR\aheaders\x12;\n" +
-	"\x0esecret_headers\x18\x04 \x03(\v2\x14.bcd.v1.SecretHeaderR\rsecretHeaders\x12\x12\n" +
-	"\x04body\x18\x05 \x01(\fR\x04body\x12-\n" +
+	"\x0esecret_headers\x18\x04 \x03(\v2\x14.bcd.v1.SecretHeaderR\rsecretHeaders\x12\x18\n" +
+	"\acontent\x18\x05 \x01(\fR\acontent\x12-\n" +
 	"\x12certificate_sha256\x18\x06 \x01(\fR\x11certificateSha256\x12\x1a\n" +
 	"\binsecure\x18\a \x01(\bR\binsecure\x12\x1d\n" +
 	"\n" +
