@@ -26,9 +26,6 @@ const (
 	maxArtefacts = 256
 )
 
-// typeBootTable is the payload type of a signed BootTable.
-const typeBootTable = "bcd.v1.BootTable"
-
 // ErrOldTable is wrapped when a table is not newer than the one there is.
 var ErrOldTable = errors.New("boot table is not newer")
 
@@ -106,7 +103,7 @@ func (t *Table) Take(signed *bcdv1.Signed, now time.Time) error {
 }
 
 func (t *Table) verify(signed *bcdv1.Signed, now time.Time) (*bcdv1.BootTable, error) {
-	payload, err := t.Roots.Verify(signed, typeBootTable, now)
+	payload, err := t.Roots.Verify(signed, intent.TypeBootTable, now)
 	if err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ func (c *control) table(generation int64, edit ...func(*bcdv1.BootTable)) *bcdv1
 	for _, f := range edit {
 		f(b)
 	}
-	return must(c.signer.Sign(typeBootTable, b))
+	return must(c.signer.Sign(intent.TypeBootTable, b))
 }
 
 func TestTableTakes(t *testing.T) {
@@ -73,7 +73,7 @@ func TestTableTakes(t *testing.T) {
 		{"an empty artefact", c.table(5, func(b *bcdv1.BootTable) {
 			b.Artefacts = []*bcdv1.BootArtefact{{Name: "x", Sha256: make([]byte, 32)}}
 		}), "size 0"},
-		{"not a table", must(c.signer.SignBytes(typeBootTable, []byte{0xff})), "proto"},
+		{"not a table", must(c.signer.SignBytes(intent.TypeBootTable, []byte{0xff})), "proto"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &Table{Dir: t.TempDir(), Site: "fsn1", Roots: c.roots}
