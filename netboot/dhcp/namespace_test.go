@@ -217,7 +217,7 @@ type running struct {
 	seen   []Event
 }
 
-func startServer(t *testing.T, decide func(Client) Boot) *running {
+func startServer(t testing.TB, decide func(Client) Boot) *running {
 	t.Helper()
 	r := &running{events: make(chan Event, 1000)}
 	s, err := New(Options{Interfaces: []string{"eth0"}, Decide: decide, Holding: func() bool { return true }, Observe: func(e Event) { r.events <- e }})
@@ -237,7 +237,7 @@ func startServer(t *testing.T, decide func(Client) Boot) *running {
 	return r
 }
 
-func (r *running) wait(t *testing.T, kind string) Event {
+func (r *running) wait(t testing.TB, kind string) Event {
 	t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -264,7 +264,7 @@ func (r *running) all() []Event {
 	}
 }
 
-func newNS(t *testing.T) netns.NsHandle {
+func newNS(t testing.TB) netns.NsHandle {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -285,7 +285,7 @@ func newNS(t *testing.T) netns.NsHandle {
 }
 
 // inNS runs f, on this goroutine's thread alone, in a namespace.
-func inNS(t *testing.T, ns netns.NsHandle, f func()) {
+func inNS(t testing.TB, ns netns.NsHandle, f func()) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -307,11 +307,11 @@ func inNS(t *testing.T, ns netns.NsHandle, f func()) {
 
 // lan is a bridge in a namespace of its own.
 type lan struct {
-	t  *testing.T
+	t  testing.TB
 	ns netns.NsHandle
 }
 
-func newLAN(t *testing.T) *lan {
+func newLAN(t testing.TB) *lan {
 	l := &lan{t, newNS(t)}
 	inNS(t, l.ns, func() {
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}); err != nil {
