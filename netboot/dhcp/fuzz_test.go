@@ -15,6 +15,17 @@ func seeds(f *testing.F, t byte) {
 	}
 }
 
+// realSeeds are what firmware sent.
+func realSeeds(f *testing.F) {
+	for _, file := range captures(f) {
+		for _, p := range readPcap(f, file) {
+			if toServer(p) {
+				f.Add(p.payload, "boot/file", "http://10.77.0.2/file", byte(1), false)
+			}
+		}
+	}
+}
+
 // fuzz wants no panic, and of each answer what holds for all.
 func fuzz(t *testing.T, at Arrival, b []byte, name, url string, kind byte, withLease bool) {
 	Foreign(b)
@@ -56,6 +67,7 @@ func FuzzDHCP67(f *testing.F) {
 	for _, t := range []byte{discover, request, inform, decline} {
 		seeds(f, t)
 	}
+	realSeeds(f)
 	f.Fuzz(func(t *testing.T, b []byte, name, url string, kind byte, withLease bool) {
 		fuzz(t, on67(nobody), b, name, url, kind, withLease)
 	})
@@ -63,6 +75,7 @@ func FuzzDHCP67(f *testing.F) {
 
 func FuzzDHCP4011(f *testing.F) {
 	seeds(f, request)
+	realSeeds(f)
 	f.Fuzz(func(t *testing.T, b []byte, name, url string, kind byte, withLease bool) {
 		fuzz(t, on4011(netip.MustParseAddrPort("10.77.0.55:4011")), b, name, url, kind, withLease)
 	})
