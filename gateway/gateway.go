@@ -79,8 +79,11 @@ type Gateway struct {
 	now       func() time.Time
 	log       *slog.Logger
 	hub       *hub
-	blobs     *blobStore
-	operator  [sha256.Size]byte
+	sites     sites
+	// started bounds what the process before this one may have promised.
+	started  time.Time
+	blobs    *blobStore
+	operator [sha256.Size]byte
 
 	// These are the constants of the same names, but for tests of what happens
 	// beyond them.
@@ -120,6 +123,7 @@ func New(config Config) (*Gateway, error) {
 	if g.now == nil {
 		g.now = time.Now
 	}
+	g.started = g.now()
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
@@ -194,6 +198,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.Handle(bcdv1connect.NewSessionServiceHandler(sessionService{g}, options...))
 	mux.Handle(bcdv1connect.NewJoinServiceHandler(joinService{g}, options...))
 	mux.Handle(bcdv1connect.NewIdentityServiceHandler(identityService{g}, options...))
+	mux.Handle(bcdv1connect.NewSiteServiceHandler(siteService{g}, options...))
 	mux.HandleFunc("GET /v1/ws", g.webSocket)
 	mux.HandleFunc("GET /v1/trust/roots.pem", public("application/x-pem-file", g.keys.Roots.PEM()))
 	mux.HandleFunc("GET /v1/trust/join-encryption.jwk", public("application/jwk+json", g.keys.JoinJWK))
@@ -254,7 +259,14 @@ func (g *Gateway) admit(s *session) bool {
 func (g *Gateway) Run(ctx context.Context) {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
+	var forgot time.Time
 	for {
+		if now := g.now(); now.Sub(forgot) >= forgetEvery {
+			forgot = now
+			if err := g.forgetGrants(ctx); err != nil && ctx.Err() == nil {
+				g.log.Error("old boot grants not forgotten", "error", err)
+			}
+		}
 		if err := g.sweep(ctx); err != nil && ctx.Err() == nil {
 			g.log.Error("sweep of expired commands failed", "error", err)
 		}

@@ -229,6 +229,8 @@ func checkToken(tx Tx, now time.Time, claims *bcdv1.JoinClaims) (*Token, *Machin
 		return nil, nil, refuse(bcdv1.JoinErrorCode_JOIN_ERROR_CODE_TOKEN_EXPIRED, "join token %s ended at %s, and it is %s; make another one with: bcd-gateway token create", id, stamp(token.ExpiresMS), stamp(now.UnixMilli()))
 	case token.Role != claims.GetRole():
 		return nil, nil, refuse(bcdv1.JoinErrorCode_JOIN_ERROR_CODE_WRONG_ROLE, "join token %s is for role %s, the machine joins as %s; make one with: bcd-gateway token create --role %s", id, pki.RoleWord(token.Role), pki.RoleWord(claims.GetRole()), pki.RoleWord(claims.GetRole()))
+	case token.BootID != "" && token.BootID != claims.GetBootId():
+		return nil, nil, refuse(bcdv1.JoinErrorCode_JOIN_ERROR_CODE_WRONG_MACHINE, "join token %s is for boot %s, and this is another one (%s); a machine that restarted asks its site again", id, token.BootID, claims.GetBootId())
 	case token.MachineID != "" && machine == nil:
 		return nil, nil, refuse(bcdv1.JoinErrorCode_JOIN_ERROR_CODE_WRONG_MACHINE, "join token %s is bound to machine %s, and this hardware is not known", id, token.MachineID)
 	case token.MachineID != "" && token.MachineID != machine.ID:

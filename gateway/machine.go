@@ -165,7 +165,7 @@ func describeMachine(tx Tx, m *Machine, node *Node) error {
 func (g *Gateway) describe(tx Tx, m *Machine, allNodes bool) (*bcdv1.Machine, error) {
 	out := &bcdv1.Machine{
 		Id: m.ID, Name: m.Name, Site: m.Site, SystemSerial: m.Serial, SystemUuid: m.UUID, Macs: m.MACs,
-		FirstSeenMs: m.FirstSeenMS, Vendor: m.Vendor, Product: m.Product,
+		FirstSeenMs: m.FirstSeenMS, Vendor: m.Vendor, Product: m.Product, BootAction: m.BootAction,
 	}
 	var current *Node
 	if m.CurrentNode != "" {

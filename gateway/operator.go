@@ -12,7 +12,6 @@ import (
 	"github.com/better-compute/bcd/agent/intent"
 	"github.com/better-compute/bcd/agent/pki"
 	bcdv1 "github.com/better-compute/bcd/api/bcd/v1"
-	"github.com/better-compute/bcd/api/bcd/v1/bcdv1connect"
 )
 
 const (
@@ -27,11 +26,7 @@ const (
 
 // operatorService is bcd.v1.OperatorService. Who may call it is decided by
 // operatorOnly before.
-type operatorService struct {
-	g *Gateway
-	// Answers Unimplemented for what a gateway does not do yet.
-	bcdv1connect.UnimplementedOperatorServiceHandler
-}
+type operatorService struct{ g *Gateway }
 
 func (t *Token) proto() *bcdv1.Token {
 	return &bcdv1.Token{
@@ -61,6 +56,8 @@ func (g *Gateway) CreateToken(ctx context.Context, in *bcdv1.CreateTokenRequest)
 	switch {
 	case name.Check() != nil:
 		return nil, "", invalid("token: %v", name.Check())
+	case in.GetRole() == bcdv1.Role_ROLE_SITE && in.GetSite() == "":
+		return nil, "", invalid("a token of role site needs the site whose machines its agent boots: bcd-gateway token create --role site --site NAME")
 	case uses < 0 || uses > maxTokenUses:
 		return nil, "", invalid("a token for %d uses; it must be between 1 and %d", uses, maxTokenUses)
 	case in.GetTtlSeconds() < 0 || in.GetTtlSeconds() > int64(maxTokenTTL/time.Second):
@@ -80,6 +77,9 @@ func (g *Gateway) CreateToken(ctx context.Context, in *bcdv1.CreateTokenRequest)
 				return err
 			}
 			token.MachineID = m.ID
+		}
+		if err := nameSite(tx, token.Site); err != nil {
+			return err
 		}
 		return tx.PutToken(token)
 	})
@@ -144,6 +144,9 @@ func (o operatorService) GetMachine(ctx context.Context, request *connect.Reques
 		limit := int(request.Msg.GetTimelineEntries())
 		if limit <= 0 {
 			limit = defaultTimeline
+		}
+		if out.Boots, err = machineTraces(tx, m); err != nil {
+			return err
 		}
 		entries, err := tx.TimelineTail(m.ID, min(limit, 10*maxListed))
 		if err != nil {

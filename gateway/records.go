@@ -27,6 +27,8 @@ type Token struct {
 	// CommandID is the deploy command that it was minted for; the node that
 	// joins with it is a new installation.
 	CommandID string `json:"command_id,omitempty"`
+	// BootID, when set, is the one boot that may join with it.
+	BootID string `json:"boot_id,omitempty"`
 	// Given maps the hardware (hex hash) that used it to the node it became,
 	// so that a join whose answer was lost can be repeated at no cost.
 	Given map[string]string `json:"given,omitempty"`
@@ -49,6 +51,11 @@ type Machine struct {
 	CurrentNode string `json:"current_node,omitempty"`
 	// LastDeploy is the newest deploy.image command.
 	LastDeploy string `json:"last_deploy,omitempty"`
+	// BootAction is what an operator said it shall boot; unspecified is what
+	// its state says. A RAMDISK ends with the first session of a boot that is
+	// not BootOrderedIn, the boot id that it ran in when it was ordered.
+	BootAction    bcdv1.BootAction `json:"boot_action,omitempty"`
+	BootOrderedIn string           `json:"boot_ordered_in,omitempty"`
 }
 
 // Keys are the names that FindMachine knows it by. Where two machines share
@@ -82,6 +89,8 @@ type Node struct {
 	// HardwareHash is hex, as in Machine.
 	HardwareHash string `json:"hardware_hash"`
 	BootID       string `json:"boot_id,omitempty"`
+	// BootMS is when the first session of BootID began.
+	BootMS int64 `json:"boot_ms,omitempty"`
 	// PastBoots are boot ids that were replaced by a later one: a machine
 	// never goes back to one, so a Hello that does comes from a clone.
 	PastBoots []string `json:"past_boots,omitempty"`

@@ -226,6 +226,8 @@ func (s *session) perform(ctx context.Context, out sessionOutput) (sessionInput,
 		} else if old != nil {
 			old.post(ctx, gotReplaced{}, nil)
 		}
+		// Who waits for this machine to be there can see it only now.
+		g.hub.changed()
 		s.log.Info("session began", "session", s.epoch, "role", word(s.peer.Role), "version", out.hello.GetVersion(), "remote", s.peer.Remote)
 		return result, nil
 	case askClaim:

@@ -74,6 +74,9 @@ func openSession(tx Tx, now time.Time, peer *Peer, hello *bcdv1.Hello) (*opened,
 		node.PastBoots = append(node.PastBoots, node.BootID)
 		node.PastBoots = node.PastBoots[max(0, len(node.PastBoots)-keptBoots):]
 	}
+	if node.BootMS == 0 || node.BootID != hello.GetBootId() {
+		node.BootMS = now.UnixMilli()
+	}
 	node.BootID = hello.GetBootId()
 
 	lost := ""
@@ -117,12 +120,16 @@ func openSession(tx Tx, now time.Time, peer *Peer, hello *bcdv1.Hello) (*opened,
 		return nil, nil, err
 	}
 	machine.CurrentNode = node.ID
+	once := bootedOnce(machine, node.Role, node.BootID)
 	if err := tx.PutMachine(machine); err != nil {
 		return nil, nil, err
 	}
 	message := fmt.Sprintf("%s connected, version %s", word(node.Role), node.Version)
 	if rebooted {
 		message += ", after a restart"
+	}
+	if once {
+		message += "; the order to boot the ramdisk once is done"
 	}
 	if err := note("connected", "", message); err != nil {
 		return nil, nil, err

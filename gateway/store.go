@@ -38,6 +38,8 @@ type Tx interface {
 	PutToken(*Token) error
 	EachToken(func(*Token) error) error
 
+	DeleteToken(id string) error
+
 	Machine(id string) (*Machine, error)
 	// FindMachine looks up one of the names in a machine's Keys.
 	FindMachine(key string) (*Machine, error)
@@ -97,4 +99,25 @@ type Tx interface {
 	PutBlob(*Blob) error
 	DeleteBlob(sha256Hex string) error
 	EachBlob(func(*Blob) error) error
+
+	Site(name string) (*Site, error)
+	PutSite(*Site) error
+	EachSite(func(*Site) error) error
+
+	// Artefact is the one that is served of a kind and architecture.
+	Artefact(name ArtefactName) (*Artefact, error)
+	PutArtefact(*Artefact) error
+	DeleteArtefact(name ArtefactName) error
+	EachArtefact(func(*Artefact) error) error
+
+	// Boots are a MAC's newest boots on a site.
+	Boots(site, mac string) (*Boots, error)
+	PutBoots(*Boots) error
+	DeleteBoots(site, mac string) error
+	EachBoots(site string, fn func(*Boots) error) error
+
+	BootGrant(bootID string) (*BootGrant, error)
+	PutBootGrant(*BootGrant) error
+	DeleteBootGrant(bootID string) error
+	EachBootGrant(func(*BootGrant) error) error
 }

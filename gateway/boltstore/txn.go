@@ -27,6 +27,10 @@ const (
 	specs        = "specs"
 	secrets      = "secrets"
 	blobs        = "blobs"
+	sites        = "sites"
+	artefacts    = "artefacts"
+	boots        = "boots"
+	grants       = "boot-grants"
 
 	machineKeys     = "machine-keys"     // key -> machine id
 	machineNodes    = "machine-nodes"    // machine id, joined, node id
@@ -39,6 +43,7 @@ const (
 
 var buckets = []string{
 	tokens, machines, nodes, certificates, commands, events, timeline, sections, specs, secrets, blobs,
+	sites, artefacts, boots, grants,
 	machineKeys, machineNodes, commandKeys, openCommands, commandOrder, machineCommands, machineTimeline,
 }
 
@@ -156,6 +161,8 @@ func (t *txn) PutToken(token *gateway.Token) error {
 }
 
 func (t *txn) EachToken(fn func(*gateway.Token) error) error { return eachRecord(t, tokens, fn) }
+
+func (t *txn) DeleteToken(id string) error { return t.remove(tokens, key(id)) }
 
 func (t *txn) Machine(id string) (*gateway.Machine, error) {
 	return getRecord[gateway.Machine](t, machines, key(id))

@@ -34,6 +34,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Maker) {
 		{"TimelineSequence", timeline},
 		{"CompareAndSetHasOneWinner", compareAndSet},
 		{"StateOutlivesTheProcess", durable},
+		{"SitesAndBoots", sites},
 		{"CancelledContext", cancelled},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, fresh(t)) })
@@ -127,7 +128,11 @@ func notFound(t *testing.T, mk Maker) {
 		_, spec := tx.Spec("x")
 		_, secret := tx.Secret("x")
 		_, blob := tx.Blob("x")
-		for i, err := range []error{token, machine, found, node, certificate, command, byKey, section, spec, secret, blob} {
+		_, site := tx.Site("x")
+		_, artefact := tx.Artefact(gateway.ArtefactName{Architecture: "x"})
+		_, boots := tx.Boots("x", "x")
+		_, grant := tx.BootGrant("x")
+		for i, err := range []error{token, machine, found, node, certificate, command, byKey, section, spec, secret, blob, site, artefact, boots, grant} {
 			if !errors.Is(err, gateway.ErrNotFound) {
 				t.Errorf("lookup %d: %v, want ErrNotFound", i, err)
 			}
