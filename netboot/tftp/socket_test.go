@@ -150,7 +150,7 @@ func (l lossy) Dial(peer netip.AddrPort, at Arrival) (Socket, error) {
 // twenty is lost each way.
 func TestRealClientLosesPackets(t *testing.T) {
 	both(t, func(t *testing.T, single bool) {
-		file := content(200_000)
+		file := content(60_000)
 		addr, _ := serve(t, single, map[string]memory{"f": file}, func(s Socket) Socket {
 			return lossy{s, new(sync.Mutex), rand.New(rand.NewPCG(1, 2))}
 		})
