@@ -54,9 +54,9 @@ var variants = []variant{
 	{name: "efi-ipxe-rom", program: x64, qemu: ovmf("e1000", "efi-e1000.rom", false), dhcp: bootEFI, wants: fullPXE, limit: limit},
 	{name: "efi-ipxe-rom-proxy", program: x64, qemu: ovmf("e1000", "efi-e1000.rom", false), proxy: bootROM, wants: append(fullPXE, "dhcp.4011"), limit: limit},
 	// arm64: AAVMF and U-Boot.
-	{name: "aavmf-pxe", program: arm64, qemu: aavmf, dhcp: bootEFI, wants: append(fullPXE, "tftp.error", "tftp.ack"), limit: limit},
-	{name: "aavmf-pxe-leak60", program: arm64, qemu: aavmf, dhcp: leaked60, wants: []string{"dhcp.discover", "dhcp.request", "dhcp.4011"}, limit: limit},
-	{name: "aavmf-http", program: arm64, qemu: aavmfHTTP, dhcp: httpBoot, wants: []string{"dhcp.discover", "dhcp.request", "http.head", "http.get"}, limit: limit},
+	{name: "aavmf-pxe", program: arm64, qemu: aavmf(false), dhcp: bootEFI, wants: append(fullPXE, "tftp.error", "tftp.ack"), limit: limit},
+	{name: "aavmf-pxe-leak60", program: arm64, qemu: aavmf(false), dhcp: leaked60, wants: []string{"dhcp.discover", "dhcp.request", "dhcp.4011"}, limit: limit},
+	{name: "aavmf-http", program: arm64, qemu: aavmf(true), dhcp: httpBoot, wants: []string{"dhcp.discover", "dhcp.request", "http.head", "http.get"}, limit: limit},
 	{name: "uboot-arm64", program: arm64, qemu: uboot, dhcp: []string{"--dhcp-boot=boot"}, wants: fullPXE, limit: limit},
 }
 
@@ -90,13 +90,13 @@ func seabios(card string) func(string) []string {
 	}
 }
 
-func aavmf(string) []string {
-	return append([]string{"-machine", "virt", "-cpu", "cortex-a57", "-accel", "tcg", "-m", "512M",
-		"-bios", "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd",
-		"-device", "virtio-net-pci,netdev=n0,mac=52:54:00:12:34:56,bootindex=1,romfile="}, onlyOne(false)...)
+func aavmf(http bool) func(string) []string {
+	return func(string) []string {
+		return append([]string{"-machine", "virt", "-cpu", "cortex-a57", "-accel", "tcg", "-m", "512M",
+			"-bios", "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd",
+			"-device", "virtio-net-pci,netdev=n0,mac=52:54:00:12:34:56,bootindex=1,romfile="}, onlyOne(http)...)
+	}
 }
-
-func aavmfHTTP(dir string) []string { return append(aavmf(dir), onlyOne(true)...) }
 
 func uboot(string) []string {
 	return []string{"-machine", "virt", "-cpu", "cortex-a57", "-accel", "tcg", "-m", "512M", "-bios", "/usr/lib/u-boot/qemu_arm64/u-boot.bin",
