@@ -57,8 +57,10 @@ type Config struct {
 	Accel string
 }
 
-// NIC is a network card on QEMU's user network.
+// NIC is a network card, on QEMU's user network or on a LAN.
 type NIC struct {
+	// Socket is that of a LAN's port; empty for the user network.
+	Socket string
 	// Model is "virtio" (default), "e1000e", "e1000" or "igb".
 	Model string
 	// MAC defaults to one made from the machine's name.
@@ -153,6 +155,9 @@ func (c Config) withDefaults() (Config, error) {
 		}
 		if n.BootFile != "" && n.TFTPDir == "" {
 			return c, fmt.Errorf("machine %s: network card %d: a boot file needs a folder to serve it from", c.Name, i)
+		}
+		if n.Socket != "" && n.TFTPDir != "" {
+			return c, fmt.Errorf("machine %s: network card %d: a LAN has its own servers; no folder to serve from", c.Name, i)
 		}
 	}
 	c.Disks = append([]Disk(nil), c.Disks...)
@@ -268,6 +273,9 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 
 func (n NIC) args(i int, dir string) []string {
 	netdev := fmt.Sprintf("user,id=net%d", i)
+	if n.Socket != "" {
+		netdev = fmt.Sprintf("stream,id=net%d,server=off,addr.type=unix,addr.path=%s", i, quote(n.Socket))
+	}
 	if n.TFTPDir != "" {
 		netdev += ",tftp=" + quote(n.TFTPDir)
 	}
