@@ -64,10 +64,13 @@ func dialIPMI(ctx context.Context, to netip.AddrPort, c credentials) (machine, e
 	if err != nil {
 		return nil, fail("UNREACHABLE", "IPMI at %s: %w", to, err)
 	}
+	dialer := &guardedDialer{to: to, client: lan}
 	m.client = lan.WithTimeout(ipmiTime).WithRetry(ipmiRetries).
-		WithCipherSuiteID(types.CipherSuiteID17, types.CipherSuiteID3).
-		WithUDPProxy(guardedDialer{to: to, client: lan})
+		WithCipherSuiteID(types.CipherSuiteID17, types.CipherSuiteID3).WithUDPProxy(dialer)
 	if err := guard(func() error { return m.client.Connect(ctx) }); err != nil {
+		// The library leaves its socket open, and would ask for a session to be
+		// ended that there is none of.
+		dialer.close()
 		m.forget()
 		var rmcp *types.RmcpStatusError
 		if errors.Is(err, client.ErrRAKPAuthentication) || errors.As(err, &rmcp) || strings.Contains(err.Error(), client.ErrRAKPAuthentication.Error()) {
@@ -81,7 +84,7 @@ func dialIPMI(ctx context.Context, to netip.AddrPort, c credentials) (machine, e
 // oneLine keeps an error of the library short; what it wraps is not kept.
 func oneLine(err error) error { return errors.New(clip(err.Error(), maxInfo)) }
 
-// forget zeroes the password and ends what Connect may have left behind.
+// forget zeroes the password.
 func (m *ipmi) forget() {
 	clear(m.password)
 	m.password = nil
@@ -112,14 +115,22 @@ func guard(f func() error) (err error) {
 type guardedDialer struct {
 	to     netip.AddrPort
 	client *client.Client
+	conn   *guardedConn
 }
 
-func (d guardedDialer) Dial(string, string) (net.Conn, error) {
+func (d *guardedDialer) Dial(string, string) (net.Conn, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(d.to))
 	if err != nil {
 		return nil, err
 	}
-	return &guardedConn{UDPConn: conn, client: d.client}, nil
+	d.conn = &guardedConn{UDPConn: conn, client: d.client}
+	return d.conn, nil
+}
+
+func (d *guardedDialer) close() {
+	if d.conn != nil {
+		_ = d.conn.Close()
+	}
 }
 
 // guardedConn drops datagrams that the library would panic at. It reads
@@ -213,7 +224,7 @@ func (m *ipmi) flags(ctx context.Context) (*types.BootOptionParam_BootFlags, err
 	flags := new(types.BootOptionParam_BootFlags)
 	err := guard(func() error { return m.client.GetSystemBootOptionsParamFor(ctx, flags) })
 	if err != nil {
-		return nil, fmt.Errorf("read the boot flags: %w", oneLine(err))
+		return nil, fmt.Errorf("read the boot flags: %w", answered(err))
 	}
 	return flags, nil
 }
@@ -253,11 +264,12 @@ func (m *ipmi) setBoot(ctx context.Context, want wish, before func() error) (boo
 	if !ok {
 		return false, nil, fail("UNSUPPORTED", "IPMI has no boot from %s: use pxe, or Redfish", word(want.source))
 	}
+	// Some have nothing to show before the first time that it is set.
 	have, err := m.flags(ctx)
-	if err != nil {
+	if err != nil && !harmless(err) {
 		return false, nil, err
 	}
-	if target.shownBy(flagsOverride(have)) && (have.BootFlagsValid || target.Target == "None") {
+	if err == nil && target.shownBy(flagsOverride(have)) && (have.BootFlagsValid || target.Target == "None") {
 		return false, nil, nil
 	}
 	if err := before(); err != nil {

@@ -224,6 +224,12 @@ func TestIPMIFailures(t *testing.T) {
 	w, target := ipmiWorld(t, s.addr.String())
 	w.secrets.values["bmc/wrong"] = user + ":cAnary-wrong"
 	w.secrets.values["bmc/long"] = user + ":" + strings.Repeat("p", maxIPMIPassword+1)
+	before := sockets(t)
+	t.Cleanup(func() {
+		if after := sockets(t); after > before {
+			t.Errorf("%d sockets before, %d after", before, after)
+		}
+	})
 	for reference, words := range map[string]string{"bmc/wrong": "refuses user and password", "bmc/long": "at most 20"} {
 		target.CredentialsReference = reference
 		_, failure := w.power(target, actOn)
@@ -238,6 +244,20 @@ func TestIPMIFailures(t *testing.T) {
 	if n := s.did("set power 1"); n != 0 {
 		t.Errorf("turned on %d times", n)
 	}
+}
+
+// sockets counts this process's.
+func sockets(t *testing.T) (n int) {
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if to, err := os.Readlink(link); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestIPMISilence: nobody there, somebody who never answers, somebody who
