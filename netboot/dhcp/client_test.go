@@ -115,8 +115,8 @@ func TestForeign(t *testing.T) {
 		{"a request", sent{opts: ovmf(discover, 7)}, ""},
 		{"rubbish", sent{noCookie: true}, ""},
 	} {
-		mac, why, ok := Foreign(tt.p.bytes())
-		if ok != (tt.want != "") || !strings.Contains(why, tt.want) || ok && mac != testMAC {
+		mac, server, why, ok := Foreign(tt.p.bytes())
+		if ok != (tt.want != "") || !strings.Contains(why, tt.want) || ok && (mac != testMAC || server.String() != "10.77.0.1") {
 			t.Errorf("%s: %q, %q, %v; want %q", tt.name, mac, why, ok, tt.want)
 		}
 	}

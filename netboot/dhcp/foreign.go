@@ -2,6 +2,7 @@ package dhcp
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"github.com/insomniacslk/dhcp/dhcpv4"
@@ -9,18 +10,19 @@ import (
 
 // Foreign looks at another server's packet to a client. ok says that it is one
 // that takes the boot away from us, and why tells the operator what to change.
-func Foreign(b []byte) (mac, why string, ok bool) {
+// Only broadcasts are overheard: edk2 asks for them, iPXE does not.
+func Foreign(b []byte) (mac string, server netip.Addr, why string, ok bool) {
 	if len(b) > maxPacket {
-		return "", "", false
+		return "", netip.Addr{}, "", false
 	}
 	p, err := dhcpv4.FromBytes(b)
 	if err != nil || p.OpCode != dhcpv4.OpcodeBootReply || len(p.ClientHWAddr) != 6 {
-		return "", "", false
+		return "", netip.Addr{}, "", false
 	}
 	if t := p.MessageType(); t != dhcpv4.MessageTypeOffer && t != dhcpv4.MessageTypeAck {
-		return "", "", false
+		return "", netip.Addr{}, "", false
 	}
-	server := ip4(p.GetOneOption(dhcpv4.OptionServerIdentifier))
+	server = ip4(p.GetOneOption(dhcpv4.OptionServerIdentifier))
 	if !server.IsValid() {
 		server = ip4(p.ServerIPAddr)
 	}
@@ -39,7 +41,7 @@ func Foreign(b []byte) (mac, why string, ok bool) {
 	case len(ignore) == 1 && ignore[0] == 1 && addressed:
 		why = fmt.Sprintf("the DHCP server %s sends option 175.176 (no-pxedhcp), so iPXE does not listen to us: take it out of its configuration", server)
 	default:
-		return "", "", false
+		return "", netip.Addr{}, "", false
 	}
-	return p.ClientHWAddr.String(), why, true
+	return p.ClientHWAddr.String(), server, why, true
 }

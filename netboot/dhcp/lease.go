@@ -90,11 +90,11 @@ func (c *Client) lease(m *dhcpv4.DHCPv4, b Boot, withAddress bool) (Reply, error
 		m.UpdateOption(dhcpv4.OptGeneric(dhcpv4.OptionEtherboot, []byte{noPXEDHCP, 1, 1}))
 	}
 	if c.Firmware != OtherClient && b.Kind != Nothing && !(b.Kind == Exit && c.Firmware != IPXE) {
-		file, err := c.addBoot(m, b)
-		if err != nil {
-			return Reply{}, err
+		if file, err := c.addBoot(m, b); err != nil {
+			about += ", nothing to boot: " + err.Error() // an address is worth having all the same
+		} else {
+			about += ", " + file
 		}
-		about += ", " + file
 	}
 	return c.finish(m, about)
 }

@@ -46,6 +46,7 @@ func TestFullDHCP(t *testing.T) {
 		{name: "release", packet: sent{ciaddr: "10.77.0.7", opts: with(ramdisk(release), us)}, refuse: "gave 10.77.0.7 back"},
 		{name: "an ordinary client that is listed", packet: sent{opts: []opt{typ(discover)}}, boot: ukiBoot, typ: offer, to: "10.77.0.7:68", yiaddr: "10.77.0.7", leaseSec: "\x00\x00\x0e\x10"},
 		{name: "installed: an address and no file", packet: sent{opts: ovmf(discover, 7)}, boot: Boot{Kind: Exit}, typ: offer, to: "10.77.0.7:68", yiaddr: "10.77.0.7", leaseSec: "\x00\x00\x0e\x10"},
+		{name: "a decision that is not for it: an address all the same", packet: sent{opts: ovmf(discover, 7)}, boot: confBoot, typ: offer, to: "10.77.0.7:68", yiaddr: "10.77.0.7", leaseSec: "\x00\x00\x0e\x10"},
 		{name: "its own time", packet: sent{opts: ovmf(discover, 7)}, boot: Boot{Lease: &Lease{Address: netip.MustParsePrefix("10.77.0.7/24"), Time: 2 * time.Minute}}, typ: offer, to: "10.77.0.7:68", yiaddr: "10.77.0.7", leaseSec: "\x00\x00\x00\x78"},
 		{name: "an address that is none", packet: sent{opts: ovmf(discover, 7)}, boot: Boot{Lease: &Lease{}}, refuse: "not an IPv4 host"},
 		{name: "a router that is none", packet: sent{opts: ovmf(discover, 7)}, boot: Boot{Lease: &Lease{Address: netip.MustParsePrefix("10.77.0.7/24"), Router: netip.MustParseAddr("fe80::1")}}, refuse: "not IPv4"},

@@ -301,8 +301,9 @@ func (s *Server) overheard(b []byte, iface string) {
 	if !s.opt.Holding() {
 		return // the one who answers may be our site's other agent
 	}
-	mac, why, ok := Foreign(b)
-	if !ok || !s.clients.allow("from a server to "+mac, time.Now()) {
+	mac, server, why, ok := Foreign(b)
+	// Two of our interfaces may be on one network.
+	if !ok || slices.Contains(s.Serving(), server) || !s.clients.allow("from a server to "+mac, time.Now()) {
 		return
 	}
 	why = cut(why)

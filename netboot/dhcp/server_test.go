@@ -274,6 +274,11 @@ func TestForeignOffers(t *testing.T) {
 		if p := r.Problems(); len(p) != 1 || !strings.Contains(p[0], "10.77.0.1") {
 			t.Errorf("problems %q", p)
 		}
+		r.setServing("eth0", ourAddr)
+		r.overheard(sent{op: 2, opts: []opt{typ(offer), raw(54, "0a4d0002"), str(60, "PXEClient")}}.bytes(), "eth1")
+		if got := r.types(); got != "foreign-offer foreign-offer serving" || len(r.Problems()) != 1 {
+			t.Errorf("our own other interface is foreign: %q, %q", got, r.Problems())
+		}
 		for i := range 10 * maxProblems { // hostile: a new server each time
 			r.overheard(sent{op: 2, mac: fmt.Sprintf("52540000%04x", i), yiaddr: "10.77.0.55",
 				opts: []opt{typ(offer), raw(54, fmt.Sprintf("0a4d%04x", i)), str(60, "PXEClient")}}.bytes(), "eth0")
