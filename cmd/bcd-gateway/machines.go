@@ -96,6 +96,9 @@ func printMachine(w io.Writer, m *bcdv1.GetMachineResponse, inventory bool, now 
 		{"macs", orDash(strings.Join(machine.GetMacs(), " "))},
 		{"first seen", clock(machine.GetFirstSeenMs()) + " UTC"},
 	}
+	if action := machine.GetBootAction(); action != bcdv1.BootAction_BOOT_ACTION_UNSPECIFIED {
+		rows = append(rows, []string{"boots", word(action) + ", as ordered"})
+	}
 	if node != nil {
 		connection := "not connected, seen " + ago(now, node.LastSeenMs)
 		if node.Connected {
@@ -141,6 +144,9 @@ func printMachine(w io.Writer, m *bcdv1.GetMachineResponse, inventory bool, now 
 		}
 	}
 
+	if err := printBoots(w, m.GetBoots()); err != nil {
+		return err
+	}
 	fmt.Fprintln(w, "\ntimeline (UTC)")
 	return printTimeline(w, m.Timeline)
 }

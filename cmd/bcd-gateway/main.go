@@ -35,6 +35,9 @@ func newRoot() *cobra.Command {
 		specCommand(to),
 		eventsCommand(to),
 		blobCommand(to),
+		siteCommand(to),
+		bootCommand(to),
+		bootImageCommand(to),
 	)
 	return root
 }
