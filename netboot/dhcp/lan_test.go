@@ -139,21 +139,26 @@ func (l *lan) plug(ns int, name, addr string) {
 	})
 }
 
-// startDnsmasq returns when dnsmasq has its socket.
+// startDnsmasq starts a DHCP server that gives addresses of addr's network.
 func startDnsmasq(t *testing.T, ns netns.NsHandle, nic, addr string, more ...string) (stop func()) {
+	t.Helper()
+	from, to := netip.MustParseAddr(addr).As4(), netip.MustParseAddr(addr).As4()
+	from[3], to[3] = 50, 99
+	return runDnsmasq(t, ns, append([]string{"--interface=" + nic, "--dhcp-authoritative",
+		"--dhcp-range=" + netip.AddrFrom4(from).String() + "," + netip.AddrFrom4(to).String() + ",255.255.255.0,2m"}, more...)...)
+}
+
+// runDnsmasq returns when dnsmasq has its socket.
+func runDnsmasq(t *testing.T, ns netns.NsHandle, args ...string) (stop func()) {
 	t.Helper()
 	dir := t.TempDir()
 	log, err := os.Create(filepath.Join(dir, "dnsmasq.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	base := netip.MustParseAddr(addr).As4()
-	from, to := base, base
-	from[3], to[3] = 50, 99
 	cmd := exec.Command("dnsmasq", append([]string{"-k", "-C", os.DevNull, "--port=0", "--user=root", "--group=root", "--pid-file=",
-		"--interface=" + nic, "--bind-interfaces", "--except-interface=lo", "--no-ping", "--dhcp-authoritative",
-		"--dhcp-range=" + netip.AddrFrom4(from).String() + "," + netip.AddrFrom4(to).String() + ",255.255.255.0,2m",
-		"--dhcp-leasefile=" + filepath.Join(dir, "leases"), "--log-dhcp", "--log-facility=-"}, more...)...)
+		"--bind-interfaces", "--except-interface=lo", "--no-ping",
+		"--dhcp-leasefile=" + filepath.Join(dir, "leases"), "--log-dhcp", "--log-facility=-"}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	inNS(t, ns, func() { err = cmd.Start() })
 	if err != nil {

@@ -178,6 +178,31 @@ func TestRealNetwork(t *testing.T) {
 		}
 	})
 
+	t.Run("fault 11: through a real relay", func(t *testing.T) {
+		relayNS := newNS(t)
+		lan.plug(int(relayNS), "up0", "10.77.0.9/24")
+		other.plug(int(relayNS), "down0", "10.78.0.1/24")
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// eth1 has the relay's network too; what eth0 sends must not depend on it.
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: net.IP{10, 77, 0, 9},
+			Dst: &net.IPNet{IP: net.IP{10, 78, 0, 1}, Mask: net.CIDRMask(32, 32)}}); err != nil {
+			t.Fatal(err)
+		}
+		stop := runDnsmasq(t, relayNS, "--dhcp-relay=10.78.0.1,10.77.0.2")
+		defer stop()
+		s := startServer(t, always(ukiBoot))
+		s.wait(t, EventServing)
+		c := newClient(t, strangerNS)
+		c.broadcast(t, sent{flags: 0x8000, opts: ovmf(discover, 7)})
+		checkProxy(t, c.collect(t, "10.77.0.2")["10.77.0.2"], dhcpv4.MessageTypeOffer)
+		if e := s.wait(t, EventOffer); !strings.Contains(e.Message, "to 10.78.0.1:67") {
+			t.Errorf("%+v", e)
+		}
+	})
+
 	t.Run("the link goes and comes", func(t *testing.T) {
 		s := startServer(t, always(ukiBoot))
 		s.wait(t, EventServing)
