@@ -67,7 +67,7 @@ func probeKVM() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	code, _, err := firmware()
+	code, _, err := Config{Firmware: UEFI}.firmwareFiles()
 	if err != nil {
 		return err
 	}
@@ -101,16 +101,3 @@ func probeKVM() error {
 }
 
 func firstBytes(b []byte, n int) []byte { return b[:min(n, len(b))] }
-
-// firmware finds OVMF (Debian package ovmf): its code, and the variables that
-// a new machine starts with.
-func firmware() (code, vars string, err error) {
-	const dir = "/usr/share/OVMF"
-	code, vars = filepath.Join(dir, "OVMF_CODE_4M.fd"), filepath.Join(dir, "OVMF_VARS_4M.fd")
-	for _, name := range []string{code, vars} {
-		if _, err := os.Stat(name); err != nil {
-			return "", "", fmt.Errorf("firmware: %w; install the package ovmf", err)
-		}
-	}
-	return code, vars, nil
-}

@@ -23,8 +23,14 @@ type Config struct {
 	Dir string
 
 	// Kernel, when given, is started directly, without firmware's boot order;
-	// Initrd and Cmdline belong to it. Else OVMF starts the machine.
+	// Initrd and Cmdline belong to it. Else Firmware starts the machine.
 	Kernel, Initrd, Cmdline string
+	// Firmware is UEFI (default), SecureBoot or BIOS.
+	Firmware string
+	// NetworkBoot is what UEFI tries on each card: PXE or HTTPBoot, over IPv4
+	// only; empty for all that it knows, which takes minutes when nobody
+	// answers.
+	NetworkBoot string
 
 	// MemoryMiB defaults to 1024.
 	MemoryMiB int
@@ -141,6 +147,17 @@ func (c Config) withDefaults() (Config, error) {
 	if !uuidRule.MatchString(c.UUID) {
 		return c, fmt.Errorf("machine %s: UUID %q is malformed", c.Name, c.UUID)
 	}
+	if c.Firmware == "" {
+		c.Firmware = UEFI
+	}
+	if c.Kernel == "" {
+		if _, _, err := c.firmwareFiles(); err != nil {
+			return c, fmt.Errorf("machine %s: %w", c.Name, err)
+		}
+	}
+	if c.NetworkBoot != "" && c.NetworkBoot != PXE && c.NetworkBoot != HTTPBoot || c.NetworkBoot != "" && c.Firmware == BIOS {
+		return c, fmt.Errorf("machine %s: network boot %q: use pxe or http, and with UEFI", c.Name, c.NetworkBoot)
+	}
 	c.NICs = append([]NIC(nil), c.NICs...)
 	for i := range c.NICs {
 		n := &c.NICs[i]
@@ -215,7 +232,7 @@ func writeSMBIOS(dir string, strs []string) ([]string, error) {
 // args gives QEMU's command line. Everything that the machine has is named:
 // nothing comes from QEMU's defaults or the user's configuration.
 func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, error) {
-	a := []string{"-name", "bcd-" + c.Name, "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35"}
+	a := []string{"-name", "bcd-" + c.Name, "-nodefaults", "-no-user-config", "-display", "none", "-machine", c.machine()}
 	switch accel {
 	case KVM:
 		a = append(a, "-accel", "kvm")
@@ -248,8 +265,7 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 			a = append(a, "-initrd", c.Initrd)
 		}
 	} else {
-		a = append(a, "-drive", "if=pflash,format=raw,readonly=on,file="+quote(code),
-			"-drive", "if=pflash,format=raw,file="+quote(filepath.Join(c.Dir, varsFile)))
+		a = append(a, c.firmwareArgs(code)...)
 	}
 	a = append(a, smbios...)
 	if c.Watchdog {
@@ -259,7 +275,7 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 		a = append(a, "-chardev", "socket,id=tpm,path="+quote(c.TPM), "-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-crb,tpmdev=tpm0")
 	}
 	for i, n := range c.NICs {
-		a = append(a, n.args(i, c.Dir)...)
+		a = append(a, n.args(i, c.Dir, c.Firmware)...)
 	}
 	for i, d := range c.Disks {
 		more, err := d.args(i)
@@ -271,7 +287,7 @@ func (c Config) args(accel, qmpSocket, code string, smbios []string) ([]string, 
 	return a, nil
 }
 
-func (n NIC) args(i int, dir string) []string {
+func (n NIC) args(i int, dir, firmware string) []string {
 	netdev := fmt.Sprintf("user,id=net%d", i)
 	if n.Socket != "" {
 		netdev = fmt.Sprintf("stream,id=net%d,server=off,addr.type=unix,addr.path=%s", i, quote(n.Socket))
@@ -286,7 +302,8 @@ func (n NIC) args(i int, dir string) []string {
 	if n.BootIndex > 0 {
 		device += fmt.Sprintf(",bootindex=%d", n.BootIndex)
 	}
-	if n.BootIndex == 0 || n.Model == "virtio" {
+	// A BIOS has no network driver: the card's ROM is all there is.
+	if n.BootIndex == 0 || n.Model == "virtio" && firmware != BIOS {
 		device += ",romfile="
 	}
 	a := []string{"-netdev", netdev, "-device", device}

@@ -352,7 +352,7 @@ func TestCardOnALAN(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := c.NICs[0].args(0, c.Dir)[1], "stream,id=net0,server=off,addr.type=unix,addr.path=/s,,t"; got != want {
+	if got, want := c.NICs[0].args(0, c.Dir, c.Firmware)[1], "stream,id=net0,server=off,addr.type=unix,addr.path=/s,,t"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if _, err := (Config{Name: "x", Dir: "/d", NICs: []NIC{{Socket: "/s", TFTPDir: "/t"}}}).withDefaults(); err == nil {

@@ -63,15 +63,7 @@ func Start(ctx context.Context, config Config) (*VM, error) {
 		vm.Accel, _ = Accelerator()
 	}
 	if config.Kernel == "" {
-		_, vars, err := firmware()
-		if err != nil {
-			return nil, err
-		}
-		data, err := os.ReadFile(vars)
-		if err != nil {
-			return nil, err
-		}
-		if err := os.WriteFile(filepath.Join(config.Dir, varsFile), data, 0o600); err != nil {
+		if err := config.writeVars(); err != nil {
 			return nil, err
 		}
 	}
@@ -121,7 +113,7 @@ func (vm *VM) launch(ctx context.Context) (silent bool, err error) {
 	defer os.RemoveAll(filepath.Join(vm.Dir, smbiosDir))
 	code := ""
 	if vm.Kernel == "" {
-		if code, _, err = firmware(); err != nil {
+		if code, _, err = vm.firmwareFiles(); err != nil {
 			return false, err
 		}
 	}
