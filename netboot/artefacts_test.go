@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -35,9 +36,23 @@ func real(kind bcdv1.ArtefactKind, arch, name string, content []byte) *bcdv1.Boo
 type blobs struct {
 	byDigest map[string][]byte
 	// cut ends a body after so many bytes, with an error.
-	cut   int
+	cut int
+
+	mu    sync.Mutex
 	err   error
 	calls []int64
+}
+
+func (b *blobs) fails(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.err = err
+}
+
+func (b *blobs) tries() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.calls)
 }
 
 func (b *blobs) add(content []byte) {
@@ -46,6 +61,8 @@ func (b *blobs) add(content []byte) {
 }
 
 func (b *blobs) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser, int64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.calls = append(b.calls, offset)
 	content, ok := b.byDigest[sum]
 	if b.err != nil {
@@ -325,23 +342,23 @@ func TestRunFetchesWithABackOff(t *testing.T) {
 		content := []byte("uki")
 		b := &blobs{byDigest: map[string][]byte{}, err: errors.New("no route")}
 		b.add(content)
-		changed := 0
+		var changed atomic.Int32
 		c := newArtefacts(t, t.TempDir(), b)
-		c.Changed = func() { changed++ }
+		c.Changed = func() { changed.Add(1) }
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error)
 		go func() { done <- c.Run(ctx) }()
 		c.Want([]*bcdv1.BootArtefact{real(ukiKind, "amd64", "uki", content)})
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if n := len(b.calls); n < 8 || n > 20 {
+		if n := b.tries(); n < 8 || n > 20 {
 			t.Errorf("%d tries in ten minutes", n)
 		}
-		b.err = nil
+		b.fails(nil)
 		time.Sleep(fetchRetryMax + time.Second)
 		synctest.Wait()
-		if len(c.Serving()) != 1 || changed != 1 {
-			t.Errorf("serving %v, changed %d", c.Serving(), changed)
+		if len(c.Serving()) != 1 || changed.Load() != 1 {
+			t.Errorf("serving %v, changed %d", c.Serving(), changed.Load())
 		}
 		cancel()
 		if err := <-done; err != nil {

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -280,11 +281,14 @@ func TestAskerOnAHostileNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, other := newControl(t), newControl(t)
 		var logs bytes.Buffer
-		up := false
+		var up atomic.Bool
+		var mu sync.Mutex
 		var heard [][]byte
 		read := func(r *http.Request) []byte {
 			body := make([]byte, r.ContentLength)
 			_, _ = r.Body.Read(body)
+			mu.Lock()
+			defer mu.Unlock()
 			heard = append(heard, body)
 			return body
 		}
@@ -298,7 +302,7 @@ func TestAskerOnAHostileNetwork(t *testing.T) {
 			},
 			"endless": func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write(make([]byte, 1<<20)) },
 			"site": func(w http.ResponseWriter, r *http.Request) {
-				if !up {
+				if !up.Load() {
 					http.Error(w, "the gateway cannot be reached", http.StatusServiceUnavailable)
 					return
 				}
@@ -331,10 +335,12 @@ func TestAskerOnAHostileNetwork(t *testing.T) {
 			t.Fatal("a hostile answer was taken")
 		default:
 		}
+		mu.Lock()
 		if len(heard) < 100 {
 			t.Errorf("%d tries in an hour: it gave up", len(heard))
 		}
-		up = true
+		mu.Unlock()
+		up.Store(true)
 		answer := <-done
 		if answer.Config.GetGatewayUrl() != "https://gw:7443" || string(answer.Token) != testToken {
 			t.Errorf("got %v", answer.Config)
