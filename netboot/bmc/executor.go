@@ -69,7 +69,7 @@ func Executors(o Options) ([]dispatch.Executor, error) {
 	if o.Resolve == nil {
 		o.Resolve = systemResolver
 	}
-	s := &site{o: o}
+	s := &site{o: o, ipmiAskTime: ipmiAskTime}
 	return []dispatch.Executor{
 		&executor{site: s, kind: PowerKind, run: s.power},
 		&executor{site: s, kind: BootDeviceKind, run: s.bootDevice},
@@ -78,7 +78,11 @@ func Executors(o Options) ([]dispatch.Executor, error) {
 	}, nil
 }
 
-type site struct{ o Options }
+type site struct {
+	o Options
+	// ipmiAskTime is ipmiAskTime but in tests.
+	ipmiAskTime time.Duration
+}
 
 // executor is the part that the kinds share: time, and what becomes of a run
 // that was interrupted.

@@ -25,6 +25,9 @@ const (
 	// ipmiTime and ipmiRetries bound one request: datagrams get lost.
 	ipmiTime    = 2 * time.Second
 	ipmiRetries = 3
+	// ipmiAskTime is for the one request that is not repeated: some BMCs
+	// answer it when the machine has switched.
+	ipmiAskTime = 10 * time.Second
 )
 
 // ipmi is a session over RMCP+. What the library lacks in caution is around
@@ -32,6 +35,7 @@ const (
 type ipmi struct {
 	client   *client.Client
 	password []byte
+	askTime  time.Duration
 }
 
 // openIPMI connects and logs in as administrator, with cipher suite 17, or 3
@@ -52,13 +56,13 @@ func (s *site) openIPMI(ctx context.Context, j *job, t *bcdv1.BmcTarget) (machin
 		return nil, fail("LOGIN_REFUSED", "IPMI has user names of at most %d bytes and passwords of at most %d; these are longer", maxIPMIUser, maxIPMIPassword)
 	}
 	j.phase("connecting to %s by IPMI", to)
-	return dialIPMI(ctx, to, c)
+	return dialIPMI(ctx, to, c, s.ipmiAskTime)
 }
 
-func dialIPMI(ctx context.Context, to netip.AddrPort, c credentials) (machine, error) {
+func dialIPMI(ctx context.Context, to netip.AddrPort, c credentials, askTime time.Duration) (machine, error) {
 	// The library wants a string. This one is over bytes of our own, which
 	// close zeroes once the library is done with them.
-	m := &ipmi{password: bytes.Clone(c.password)}
+	m := &ipmi{password: bytes.Clone(c.password), askTime: askTime}
 	password := unsafe.String(unsafe.SliceData(m.password), len(m.password))
 	lan, err := client.NewClient(to.Addr().String(), int(to.Port()), string(c.user), password)
 	if err != nil {
@@ -194,8 +198,8 @@ func (m *ipmi) ask(ctx context.Context, action bcdv1.BmcPowerAction) (string, er
 	case bcdv1.BmcPowerAction_BMC_POWER_ACTION_RESET:
 		control, name = chassis.ChassisControlHardReset, "hard reset"
 	}
-	m.client.WithRetry(0)
-	defer m.client.WithRetry(ipmiRetries)
+	m.client.WithRetry(0).WithTimeout(m.askTime)
+	defer func() { m.client.WithRetry(ipmiRetries).WithTimeout(ipmiTime) }()
 	err := guard(func() error {
 		_, err := m.client.ChassisControl(ctx, control)
 		return answered(err)

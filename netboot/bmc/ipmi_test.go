@@ -1,7 +1,6 @@
 package bmc
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -319,23 +319,20 @@ func strangers(request []byte) [][]byte {
 	return all
 }
 
-// TestStrangersDatagrams: between every question and its answer come datagrams
-// of somebody else, to a session that is encrypted. None ends the process.
-func TestStrangersDatagrams(t *testing.T) {
-	s := newSimulator(t)
+// relay stands between a client and the simulator. answer turns each answer
+// into the datagrams that the client gets, one call at a time.
+func (s *simulator) relay(answer func(datagram []byte) [][]byte) (address string) {
 	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	back, err := net.DialUDP("udp", nil, s.addr)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	var relays sync.WaitGroup
-	t.Cleanup(func() { front.Close(); back.Close(); relays.Wait() })
-	var mu sync.Mutex
-	var client netip.AddrPort
-	injected := 0
+	s.t.Cleanup(func() { front.Close(); back.Close(); relays.Wait() })
+	var client atomic.Value // netip.AddrPort
 	relays.Go(func() {
 		buffer := make([]byte, 4096)
 		for {
@@ -343,9 +340,7 @@ func TestStrangersDatagrams(t *testing.T) {
 			if err != nil {
 				return
 			}
-			mu.Lock()
-			client = from
-			mu.Unlock()
+			client.Store(from)
 			if _, err := back.Write(buffer[:n]); err != nil {
 				return
 			}
@@ -355,32 +350,62 @@ func TestStrangersDatagrams(t *testing.T) {
 		buffer := make([]byte, 4096)
 		for {
 			n, err := back.Read(buffer)
-			if errors.Is(err, net.ErrClosed) {
+			if err != nil {
 				return
 			}
-			mu.Lock()
-			to := client
-			mu.Unlock()
-			// Session set-up takes the first datagram for the answer, so
-			// strangers come after it, and before everything encrypted.
-			if n > 5 && buffer[4] == 6 && buffer[5]&0x3f == 0 {
-				for _, d := range strangers(buffer[:n])[5:] {
-					_, _ = front.WriteToUDPAddrPort(d, to)
-					injected++
-				}
+			for _, d := range answer(buffer[:n]) {
+				_, _ = front.WriteToUDPAddrPort(d, client.Load().(netip.AddrPort))
 			}
-			_, _ = front.WriteToUDPAddrPort(buffer[:n], to)
 		}
 	})
-	w, target := ipmiWorld(t, front.LocalAddr().String())
+	return front.LocalAddr().String()
+}
+
+// TestStrangersDatagrams: before every answer of an encrypted session come
+// datagrams of somebody else. None ends the process.
+func TestStrangersDatagrams(t *testing.T) {
+	s := newSimulator(t)
+	var injected atomic.Int32
+	w, target := ipmiWorld(t, s.relay(func(d []byte) [][]byte {
+		// Session set-up takes the first datagram for the answer.
+		if len(d) <= 5 || d[4] != 6 || d[5]&0x3f != 0 {
+			return [][]byte{d}
+		}
+		injected.Add(1)
+		return append(strangers(d)[5:], d)
+	}))
 	if r, failure := w.power(target, actOn); failure != nil || r.GetAfter() != on {
 		t.Errorf("%v, %v", r, failure)
 	}
-	front.Close()
-	back.Close()
-	relays.Wait()
-	if injected == 0 {
+	if injected.Load() == 0 {
 		t.Error("no stranger's datagram was sent; the test has shown nothing")
+	}
+}
+
+// TestIPMILostAnswer: a request whose answer is lost is not sent again.
+func TestIPMILostAnswer(t *testing.T) {
+	s := newSimulator(t)
+	var lose atomic.Value
+	lose.Store("")
+	var lost atomic.Int32
+	w, target := ipmiWorld(t, s.relay(func(d []byte) [][]byte {
+		// The script's log is written before the simulator answers.
+		if told := lose.Load().(string); told != "" && s.did(told) > 0 && lost.Add(1) == 1 {
+			return nil
+		}
+		return [][]byte{d}
+	}))
+	w.executors[PowerKind].(*executor).site.ipmiAskTime = time.Second
+	lose.Store("set power 1")
+	r, failure := w.power(target, actOn)
+	if failure != nil || r.GetAfter() != on || len(r.GetNotes()) != 1 || s.did("set power 1") != 1 {
+		t.Errorf("on: %v, %v", r, failure)
+	}
+	lost.Store(0)
+	lose.Store("set reset 1")
+	_, failure = w.power(target, actReset)
+	if wantCode(t, failure, "NO_ANSWER", "unknown"); !failure.Indeterminate || s.did("set reset 1") != 1 {
+		t.Errorf("reset: indeterminate %v, done %d times", failure.Indeterminate, s.did("set reset 1"))
 	}
 }
 

@@ -235,12 +235,12 @@ func TestRedfishBootDevice(t *testing.T) {
 	}
 }
 
-// TestOverrideTakenBack: an override of once is taken back, in Supermicro's and
-// Dell's way too.
+// TestOverrideTakenBack: an override of once is changed and taken back, in
+// Supermicro's and Dell's way too.
 func TestOverrideTakenBack(t *testing.T) {
 	for _, q := range []redfishtest.Quirks{{}, {Vendor: "Supermicro", ModeInEachPatch: true}, {Vendor: "Dell", NoRepeats: true}} {
 		w, b, target := redfishWorld(t, q, &machineUnderTest{})
-		for _, source := range []bcdv1.BmcBootSource{pxe, none} {
+		for _, source := range []bcdv1.BmcBootSource{disk, pxe, none} {
 			if _, failure := w.run(BootDeviceKind, &bcdv1.BmcBootDevice{Target: target, Source: source}); failure != nil {
 				t.Fatalf("%q, %v: %v", q.Vendor, source, failure)
 			}
