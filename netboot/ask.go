@@ -65,14 +65,25 @@ type Answer struct {
 	Token []byte
 }
 
-// Ask asks until it is answered or ctx ends, whose error it returns. The key
-// is made here, once for a boot, and is in memory only.
+// Ask asks until it is answered or ctx ends, whose error it returns. Key and
+// nonce are made here, once for a boot, and are in memory only. Every try is
+// the same question to the byte: a gateway gives one token in a boot, and the
+// answer to the same question again when that was lost on its way.
 func (a *Asker) Ask(ctx context.Context) (*Answer, error) {
 	key, err := pki.NewKey()
 	if err != nil {
 		return nil, err
 	}
 	jwk, err := pki.MarshalJWK(&key.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	ask := proto.CloneOf(a.Machine)
+	ask.Jwk, ask.Nonce = string(jwk), make([]byte, nonceBytes)
+	if _, err := rand.Read(ask.Nonce); err != nil {
+		return nil, err
+	}
+	question, err := proto.Marshal(ask)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +95,7 @@ func (a *Asker) Ask(ctx context.Context) (*Answer, error) {
 			a.Log.Info("no site appliance answers on this network; asking again", "wait", wait)
 		}
 		for _, url := range urls[:min(len(urls), maxAskURLs)] {
-			answer, err := a.once(ctx, url, key, string(jwk))
+			answer, err := a.once(ctx, url, question, key)
 			if err == nil {
 				return answer, nil
 			}
@@ -103,19 +114,10 @@ func (a *Asker) Ask(ctx context.Context) (*Answer, error) {
 	}
 }
 
-func (a *Asker) once(ctx context.Context, url string, key *ecdsa.PrivateKey, jwk string) (*Answer, error) {
-	ask := proto.CloneOf(a.Machine)
-	ask.Jwk, ask.Nonce = jwk, make([]byte, nonceBytes)
-	if _, err := rand.Read(ask.Nonce); err != nil {
-		return nil, err
-	}
-	body, err := proto.Marshal(ask)
-	if err != nil {
-		return nil, err
-	}
+func (a *Asker) once(ctx context.Context, url string, question []byte, key *ecdsa.PrivateKey) (*Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(question))
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +134,7 @@ func (a *Asker) once(ctx context.Context, url string, key *ecdsa.PrivateKey, jwk
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %.200q", response.Status, strings.TrimSpace(string(data[:min(len(data), 200)])))
 	}
-	return openConfig(data, body, a.Roots, a.Floor, key, ask.GetBootId())
+	return openConfig(data, question, a.Roots, a.Floor, key, a.Machine.GetBootId())
 }
 
 // openConfig takes an answer to the question ask, or says why it is none. It is

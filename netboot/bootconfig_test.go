@@ -348,8 +348,12 @@ func TestAskerOnAHostileNetwork(t *testing.T) {
 		if text := logs.String(); strings.Contains(text, "bcjt_") || !strings.Contains(text, "trusted root") {
 			t.Errorf("log:\n%.2000s", text)
 		}
-		if bytes.Equal(heard[0], heard[len(heard)-1]) {
-			t.Error("the same question twice: an old answer would count")
+		// The gateway gives one token in a boot, and again only to the same
+		// question.
+		for _, question := range heard {
+			if !bytes.Equal(question, heard[0]) {
+				t.Error("it asked another question in the same boot")
+			}
 		}
 	})
 }
