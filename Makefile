@@ -129,6 +129,14 @@ bench-boot: ## power-on to the first Welcome, beside a trivial init on the same 
 	@$(MAKE) --no-print-directory build image-virtual
 	@$(GO) run ./qemu-tests/benchboot -build $(BUILD)
 
+.PHONY: bench-netboot
+bench-netboot: ## our TFTP and HTTP beside dnsmasq, tftpd-hpa and nginx, and DHCP answers/s; as root
+	@scripts/setup
+	@$(GO) run ./netboot/benchnetboot
+	@$(GO) test -run '^$$' -bench '^BenchmarkProxyAnswers$$' -benchtime 1x ./netboot/dhcp | awk \
+		'/^Benchmark/ { for (i = 3; i <= NF; i++) { if ($$i == "answers/s") rate = $$(i-1); if ($$i == "p99-us") late = $$(i-1) } found = 1; \
+		printf "dhcp       answers/s %d p99 %d µs\n", rate, late } END { if (!found) { print "dhcp: the benchmark gave no figures"; exit 1 } }'
+
 .PHONY: clean
 clean: ## remove what was built here; caches outside stay
 	rm -rf $(BUILD) .demo

@@ -46,11 +46,12 @@ var allowed = map[string][]string{
 
 	// how other machines boot from us: each protocol by itself, and netboot,
 	// which decides for all of them
-	"netboot/dhcp":     {},
-	"netboot/tftp":     {},
-	"netboot/httpboot": {},
-	"netboot/bmc":      {"api", "agent/dispatch", "agent/secret", "agent/clock"},
-	"netboot":          {"api", "agent/*", "netboot/*"},
+	"netboot/dhcp":         {},
+	"netboot/tftp":         {},
+	"netboot/httpboot":     {},
+	"netboot/bmc":          {"api", "agent/dispatch", "agent/secret", "agent/clock"},
+	"netboot":              {"api", "agent/*", "netboot/*"},
+	"netboot/benchnetboot": {"netboot/tftp", "netboot/httpboot"},
 
 	"image": {},
 	"mkosi": {"image"},
