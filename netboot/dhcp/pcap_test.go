@@ -91,6 +91,7 @@ func TestRealPackets(t *testing.T) {
 		{"efi-ipxe-rom-proxy", []Firmware{IPXE, UEFI}, "amd64", []string{"a second proxy DHCP server, 10.77.0.2"}},
 		{"aavmf-pxe", []Firmware{UEFI, UEFIHTTP}, "arm64", nil},
 		{"aavmf-pxe-leak60", []Firmware{UEFI}, "arm64", []string{"option 60 PXEClient without option 43"}},
+		{"aavmf-http", []Firmware{UEFIHTTP}, "arm64", []string{"option 60 HTTPClient"}},
 		// Then U-Boot's EFI loader asks, which takes what UEFI takes.
 		{"uboot-arm64", []Firmware{UBoot, UEFI}, "arm64", nil},
 	} {
