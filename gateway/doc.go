@@ -11,9 +11,12 @@
 // sessions, heartbeats, lane counters and progress are in memory. Losing the
 // process loses open streams and nothing else.
 //
-// How to read it: records.go and store.go say what is kept. ledger.go decides
-// what may become of a command. sessioncore.go is one session as a step
-// function; session.go is the shell of goroutines and I/O around it. join.go,
-// operator.go and blob.go are the other services; gateway.go puts them
-// together and listen.go opens the sockets. The keys are in gateway/keys.
+// How to read it: records.go, siterecords.go and store.go say what is kept.
+// ledger.go decides what may become of a command. sessioncore.go is one session
+// as a step function; session.go is the shell of goroutines and I/O around it.
+// lease.go decides which agent of a site answers its machines, boottable.go
+// what those are given, bootconfig.go what their ramdisks are told; site.go is
+// the service around them. join.go, operator.go, siteoperator.go and blob.go
+// are the other services; gateway.go puts them together and listen.go opens the
+// sockets. The keys are in gateway/keys.
 package gateway

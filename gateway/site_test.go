@@ -820,3 +820,44 @@ func TestSyncHoldsItsTime(t *testing.T) {
 		t.Error(fmt.Sprint("a machine without a MAC or UUID made a new table: ", out.GetTable()))
 	}
 }
+
+// TestWhatHostsCanFillIsBounded: MACs that a host makes up push out the oldest,
+// and boots that are long over are forgotten with their tokens.
+func TestWhatHostsCanFillIsBounded(t *testing.T) {
+	w := newWorld(t)
+	a := w.appliance("box", "lab")
+	a.sync(nil)
+	for batch := range 17 {
+		a.sync(func(r *bcdv1.SyncRequest) {
+			for i := range 64 {
+				r.Traces = append(r.Traces, &bcdv1.BootTrace{Mac: fmt.Sprintf("52:54:00:00:%02x:%02x", batch, i), StartedMs: 1})
+			}
+		})
+		w.advance(time.Second)
+	}
+	raw, _ := askOf(t, nil)
+	if _, err := a.bootConfig(raw); err != nil {
+		t.Fatal(err)
+	}
+	macs, grants, err := w.g.BootsKept(t.Context(), "lab")
+	if err != nil || macs != 1024 || grants != 1 {
+		t.Errorf("%d MACs, %d grants, %v; want 1024 and 1", macs, grants, err)
+	}
+	boots := w.site("lab").GetBoots()
+	if len(boots) != 256 || !strings.HasPrefix(boots[0].GetMac(), "52:54:00:00:10:") {
+		t.Errorf("%d boots are listed, the first of %s; want the newest 256", len(boots), boots[0].GetMac())
+	}
+	for hours, want := range []int{1, 0} {
+		w.advance(time.Duration(hours) * 2 * time.Hour)
+		if err := w.g.ForgetGrants(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, grants, err = w.g.BootsKept(t.Context(), "lab"); err != nil || grants != want {
+			t.Errorf("after %d × 2 h: %d grants, %v; want %d", hours, grants, err, want)
+		}
+	}
+	tokens, err := w.op.ListTokens(t.Context(), connect.NewRequest(&bcdv1.ListTokensRequest{}))
+	if err != nil || len(tokens.Msg.GetTokens()) != 1 {
+		t.Errorf("tokens %v, %v; want the appliance's only", tokens.Msg.GetTokens(), err)
+	}
+}
