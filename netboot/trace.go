@@ -261,3 +261,13 @@ func (s *Traces) Acknowledge(r Report) {
 		}
 	}
 }
+
+// actionOf is what was last decided about a machine.
+func (s *Traces) actionOf(mac string) bcdv1.BootAction {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e, ok := s.byMAC[mac]; ok {
+		return e.Value.(*trace).t.GetAction()
+	}
+	return bcdv1.BootAction_BOOT_ACTION_UNSPECIFIED
+}

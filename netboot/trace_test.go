@@ -181,3 +181,5 @@ func TestAFetchFindsItsMachine(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func nowT0() time.Time { return t0 }
