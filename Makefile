@@ -103,13 +103,17 @@ lint: ## gofmt, go vet and staticcheck, for every build there is
 .PHONY: test-unit
 test-unit: ## unit tests with the race detector; those of other builds without
 	@# The race runtime sleeps a second at every exit, which re-executing tests do hundreds of times.
-	@CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m $$($(GO) list ./... | grep -v '/qemu-tests$$')
+	@CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 15m $$($(GO) list ./... | grep -vE '/qemu-tests(/matrix)?$$')
 	@$(GO) test -timeout 5m -tags fakehw,nonvml ./agent/host ./agent/doctor ./cmd/bcd
 	@$(GO) test -timeout 5m -tags nonvml ./agent/host ./agent/doctor
 
 .PHONY: test-boot
 test-boot: ## whole-image boot tests; BOOT=NAME for one
 	@$(GO) test -count=1 -v -timeout 25m ./qemu-tests -run '$(BOOT)' | grep -E --line-buffered '^(=== RUN|--- |FAIL|PASS|ok|panic)|^ +[a-z_]+\.go:' 
+
+.PHONY: test-boot-matrix
+test-boot-matrix: ## machines booted from a network, firmware by firmware, as root; BOOT=NAME for one
+	@$(GO) test -count=1 -v -timeout 40m ./qemu-tests/matrix -run '$(BOOT)' | grep -E --line-buffered '^ *(=== RUN|--- |FAIL|PASS|ok|panic)|^ +[a-z_]+\.go:'
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (20s)
