@@ -210,6 +210,9 @@ func TestRelay(t *testing.T) {
 		{"refused", http.MethodPost, ask, func(w *relayWorld) {
 			w.err = connect.NewError(connect.CodeFailedPrecondition, errors.New("machine is installed"))
 		}, 403, EventBootConfigRefused, "machine is installed"},
+		{"answered before", http.MethodPost, ask, func(w *relayWorld) {
+			w.err = connect.NewError(connect.CodeAlreadyExists, errors.New("boot has used its token"))
+		}, 403, EventBootConfigRefused, "boot has used its token"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newRelay(c)

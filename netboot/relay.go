@@ -202,7 +202,7 @@ func refusal(err error) (status int, why string) {
 	var rpc *connect.Error
 	if errors.As(err, &rpc) {
 		switch rpc.Code() {
-		case connect.CodeFailedPrecondition, connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeNotFound:
+		case connect.CodeFailedPrecondition, connect.CodePermissionDenied, connect.CodeInvalidArgument, connect.CodeNotFound, connect.CodeAlreadyExists:
 			return http.StatusForbidden, "the gateway refused: " + cutText(rpc.Message(), maxStepMessage)
 		case connect.CodeResourceExhausted:
 			return http.StatusServiceUnavailable, "the gateway has too much to do"
