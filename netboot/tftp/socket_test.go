@@ -178,7 +178,7 @@ func TestRealClientLosesPackets(t *testing.T) {
 func TestManyClients(t *testing.T) {
 	both(t, func(t *testing.T, single bool) {
 		const clients = 200
-		file := content(1 << 20)
+		file := content(256 << 10)
 		addr, _ := serve(t, single, map[string]memory{"f": file}, nil)
 		var before, during runtime.MemStats
 		runtime.GC()
@@ -201,7 +201,7 @@ func TestManyClients(t *testing.T) {
 		wait.Wait()
 		runtime.GC()
 		runtime.ReadMemStats(&during)
-		if grown := int64(during.HeapAlloc) - int64(before.HeapAlloc); grown > 16<<20 {
+		if grown := int64(during.HeapAlloc) - int64(before.HeapAlloc); grown > 8<<20 {
 			t.Errorf("the heap grew by %d KiB", grown>>10)
 		}
 	})

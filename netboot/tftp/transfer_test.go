@@ -99,7 +99,7 @@ func TestWindow(t *testing.T) {
 
 func TestWrap(t *testing.T) {
 	for _, window := range []int{1, 4, 64} {
-		const blocks = 200_000 // three wraps
+		const blocks = 140_000 // two wraps
 		d := begin(t, 512*blocks-1, terms{block: 512, window: window}, step{from: 1, to: int64(window)})
 		for at := int64(window); at < blocks; at = min(at+int64(window), blocks) {
 			d.ack(int(uint16(at)), step{from: at + 1, to: min(at+int64(window), blocks)})
