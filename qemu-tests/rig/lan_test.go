@@ -360,6 +360,46 @@ func TestCardOnALAN(t *testing.T) {
 	}
 }
 
+// TestNamespaceLeavesProcessesAlone enters namespaces often, from threads that
+// have started processes: each of those must live on.
+func TestNamespaceLeavesProcessesAlone(t *testing.T) {
+	n := RunNamespace(t)
+	type echo struct {
+		in  io.WriteCloser
+		out io.Reader
+	}
+	var echoes []echo
+	for range 20 {
+		c := n.Command(t.Context(), "cat")
+		in, err := c.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { in.Close(); c.Wait() })
+		echoes = append(echoes, echo{in, out})
+		for range 20 {
+			if err := n.Do(func() error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i, e := range echoes {
+		if _, err := io.WriteString(e.in, "alive"); err != nil {
+			t.Fatalf("process %d: %v", i, err)
+		}
+		if _, err := io.ReadFull(e.out, make([]byte, len("alive"))); err != nil {
+			t.Fatalf("process %d: %v", i, err)
+		}
+	}
+}
+
 // TestDHCPServer starts the server that is not ours, and one that cannot start.
 func TestDHCPServer(t *testing.T) {
 	l, n, dir := RunLAN(t, t.TempDir(), 1), RunNamespace(t), t.TempDir()

@@ -28,10 +28,7 @@ func NewNamespace() (*Namespace, error) {
 		return nil, errors.New("a network namespace needs root: run the test as root")
 	}
 	n := &Namespace{}
-	err := onOwnThread(func() (err error) {
-		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("network namespace: %w", err)
-		}
+	err := elsewhere(func() error { return unix.Unshare(unix.CLONE_NEWNET) }, func() (err error) {
 		n.file, err = os.Open("/proc/thread-self/ns/net")
 		return err
 	})
@@ -55,27 +52,42 @@ func RunNamespace(t testing.TB) *Namespace {
 	return n
 }
 
-// onOwnThread runs f on a thread that nothing else ever uses: Go ends a thread
-// whose goroutine ends with the lock held.
-func onOwnThread(f func() error) error {
+// elsewhere runs f on a thread that has left for another network namespace,
+// and brings the thread back. A thread that ended instead would take along
+// every process that it once started with a parent-death signal: that signal
+// is about the thread, and any thread may have started any of them.
+func elsewhere(leave, f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		result <- f()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			result <- err
+			return
+		}
+		defer home.Close()
+		if err = leave(); err != nil {
+			err = fmt.Errorf("network namespace: %w", err)
+		} else {
+			err = f()
+		}
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+			// Still locked: the thread ends with this goroutine, and nothing
+			// else runs in the wrong place.
+			err = errors.Join(err, fmt.Errorf("back from the network namespace: %w", back))
+		} else {
+			runtime.UnlockOSThread()
+		}
+		result <- err
 	}()
 	return <-result
 }
 
 // Do runs f on a thread in the namespace: sockets that f opens are there, for
-// good. Processes are started with Command, because one that dies with its
-// parent dies with this thread.
+// good. Processes are started with Command.
 func (n *Namespace) Do(f func() error) error {
-	return onOwnThread(func() error {
-		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("enter the network namespace: %w", err)
-		}
-		return f()
-	})
+	return elsewhere(func() error { return unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET) }, f)
 }
 
 // Command gives a program that will run in the namespace and die with this
