@@ -3,6 +3,7 @@ package dhcp
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -54,7 +55,7 @@ func BenchmarkProxyAnswers(b *testing.B) {
 		if err != nil {
 			b.Fatalf("in its namespace: %v\n%s", err, out)
 		}
-		for _, unit := range []string{"answers/s", "p99-us"} {
+		for _, unit := range []string{"answers/s", "p99-us", "asked-again"} {
 			m := regexp.MustCompile(`([0-9.]+) ` + unit).FindSubmatch(out)
 			if m == nil {
 				b.Fatalf("no %s in:\n%s", unit, out)
@@ -97,13 +98,17 @@ func BenchmarkProxyAnswers(b *testing.B) {
 
 	asked := make([]time.Time, benchClients)
 	took := make([]time.Duration, 0, benchClients)
-	ask := func(i int) {
+	answered := make([]bool, benchClients)
+	send := func(i int) {
 		p := sent{mac: fmt.Sprintf("52540001%04x", i), ciaddr: leased.Addr().String(), opts: ovmf(request, 7)}.bytes()
 		binary.BigEndian.PutUint32(p[4:], uint32(i))
-		asked[i] = time.Now()
 		if _, err := conn.Write(p); err != nil {
 			b.Fatal(err)
 		}
+	}
+	ask := func(i int) {
+		asked[i] = time.Now()
+		send(i)
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		b.Fatal(err)
@@ -114,22 +119,41 @@ func BenchmarkProxyAnswers(b *testing.B) {
 		b.Fatal(err)
 	}
 	begin := time.Now()
-	next := 0
+	next, again := 0, 0
 	for ; next < benchWindow; next++ {
 		ask(next)
 	}
 	for len(took) < benchClients {
+		// An answer that would be late is not sent, and firmware asks again.
+		if err := conn.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+			b.Fatal(err)
+		}
 		n, err := conn.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) && time.Since(begin) < patience {
+			for i := range next {
+				if !answered[i] {
+					send(i)
+					again++
+				}
+			}
+			continue
+		}
 		if err != nil || n < 300 {
 			b.Fatalf("after %d answers: %d bytes, %v", len(took), n, err)
 		}
-		took = append(took, time.Since(asked[binary.BigEndian.Uint32(buf[4:])]))
+		i := binary.BigEndian.Uint32(buf[4:])
+		if answered[i] {
+			continue
+		}
+		answered[i] = true
+		took = append(took, time.Since(asked[i]))
 		if next < benchClients {
 			ask(next)
 			next++
 		}
 	}
 	b.ReportMetric(benchClients/time.Since(begin).Seconds(), "answers/s")
+	b.ReportMetric(float64(again), "asked-again")
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
 }

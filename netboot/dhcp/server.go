@@ -17,9 +17,10 @@ const (
 	// answerWithin is how old a packet may be when its answer leaves. iPXE gives
 	// up on a proxy after 2 s; an answer that is late for that is worth nothing.
 	answerWithin = 100 * time.Millisecond
-	// maxInHand packets are worked on at once. A decision that hangs holds one
+	// maxInHand packets are worked on at once: all machines of some racks that are
+	// switched on together, at some 10 KiB each. A decision that hangs holds one
 	// place, and the others go on.
-	maxInHand = 64
+	maxInHand = 512
 	// retryEvery is the wait before an interface that cannot be served is tried
 	// again.
 	retryEvery = 2 * time.Second
