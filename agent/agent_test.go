@@ -45,6 +45,8 @@ type double struct {
 	sections map[string]*bcdv1.InventorySection
 	conds    []*bcdv1.Condition
 	resume   int64
+	// greeted, unless nil, is closed when Hello came, a second before Welcome.
+	greeted chan struct{}
 }
 
 func newDouble() *double {
@@ -80,6 +82,12 @@ func (g *double) take(end *session.GatewayEnd, f *bcdv1.ClientFrame) {
 	switch body := f.GetBody().(type) {
 	case *bcdv1.ClientFrame_Hello:
 		g.hello = body.Hello
+		if g.greeted != nil {
+			close(g.greeted)
+			g.mu.Unlock()
+			time.Sleep(time.Second)
+			g.mu.Lock()
+		}
 		g.epoch = max(g.epoch, body.Hello.GetLastEpoch()) + 1
 		send(&bcdv1.ServerFrame{Body: &bcdv1.ServerFrame_Welcome{Welcome: &bcdv1.Welcome{
 			Epoch: g.epoch, ServerTimeMs: time.Now().UnixMilli(), MachineName: "m1", WantInventory: g.want, ResumeSequence: g.resume}}})
@@ -145,13 +153,19 @@ type world struct {
 	cpu     string
 }
 
-func start(t *testing.T, j *journal.Journal) *world {
+func start(t *testing.T, j *journal.Journal, changes ...func(*world)) *world {
 	t.Helper()
 	w := &world{double: newDouble(), j: j, cpu: "{}"}
+	for _, change := range changes {
+		change(w)
+	}
 	a, err := agent.New(agent.Config{NodeID: "node_a", Role: bcdv1.Role_ROLE_NODE, Version: "v1", BootID: "boot-1"}, agent.Deps{
 		Clock: clock.System(), Random: func() float64 { return 0.5 }, Dialer: w.double, Journal: j, Verifier: trusting{},
 		Executors: func(a *agent.Agent) []dispatch.Executor { return builtin.Executors(a) },
 		Inventory: func(context.Context) ([]host.Section, error) {
+			if w.greeted != nil {
+				<-w.greeted
+			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return []host.Section{{Name: "cpu", JSON: []byte(w.cpu), SHA256: sha256.Sum256([]byte(w.cpu))}}, nil
@@ -225,6 +239,24 @@ func TestStory(t *testing.T) {
 		status := w.a.Status()
 		if !status.Session.Connected || status.MachineName != "m1" || len(status.Conditions) != 1 || len(status.Lanes) != 3 || status.Journal.Events != 0 {
 			t.Fatalf("status: %+v", status)
+		}
+	})
+}
+
+// TestInventoryReadBetweenHelloAndWelcome: the gateway cannot ask for what the
+// Hello did not name.
+func TestInventoryReadBetweenHelloAndWelcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, memory(t), func(w *world) {
+			w.want, w.greeted = nil, make(chan struct{})
+		})
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if len(w.hello.GetInventoryHashes()) != 0 {
+			t.Fatalf("the Hello has %v: the inventory was read before it", w.hello.GetInventoryHashes())
+		}
+		if w.sections["cpu"] == nil {
+			t.Error("the inventory did not reach the gateway")
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/better-compute/bcd/agent/host"
@@ -41,19 +42,17 @@ func (a *Agent) inventoryHashes() map[string][]byte {
 	for _, s := range a.inventory.sections {
 		hashes[s.Name] = s.SHA256[:]
 	}
-	a.inventory.told = hashes
+	a.inventory.told = maps.Clone(hashes)
 	return hashes
 }
 
-// wanted sends the sections that the gateway lacks.
+// wanted sends the sections that the gateway lacks: those it asked for, and
+// those that were read since the Hello was made, of which it knows nothing.
 func (a *Agent) wanted(names []string) {
-	if len(names) == 0 {
-		return
-	}
 	a.mu.Lock()
 	var list []host.Section
 	for _, s := range a.inventory.sections {
-		if slices.Contains(names, s.Name) {
+		if slices.Contains(names, s.Name) || !bytes.Equal(a.inventory.told[s.Name], s.SHA256[:]) {
 			list = append(list, s)
 		}
 	}
@@ -103,8 +102,8 @@ func (a *Agent) collect(ctx context.Context, all bool) ([]host.Section, []string
 	return sections, changed, nil
 }
 
-// report sends sections, a few a frame. Without a session the hashes of the
-// next Hello do it.
+// report sends sections, a few a frame. Without a session the next Welcome
+// does it: see wanted.
 func (a *Agent) report(sections []host.Section) {
 	for len(sections) > 0 {
 		report, size := &bcdv1.InventoryReport{}, 0

@@ -28,8 +28,8 @@ const maxBytes = 1 << 20
 type Config struct {
 	GatewayURL        string   `toml:"gateway_url" doc:"Where the gateway is, as an https URL. The only address the daemon ever dials by itself." example:"https://gw.eu-1.example.com"`
 	Site              string   `toml:"site" doc:"Name of the site this machine stands at: lower-case letters, digits and '-', at most 63." example:"fsn1"`
-	DataDir           string   `toml:"data_dir" doc:"Identity, journal and last spec. Absolute; kept at mode 0700." default:"/var/lib/bcd"`
-	SocketPath        string   `toml:"socket_path" doc:"The root-only status socket. Absolute; its directory is kept at mode 0700." default:"/run/bcd/bcd.sock"`
+	DataDir           string   `toml:"data_dir" doc:"Identity, journal and last spec. Absolute; made with mode 0700." default:"/var/lib/bcd"`
+	SocketPath        string   `toml:"socket_path" doc:"The root-only status socket. Absolute; its directory is made with mode 0700, and must not be open to others." default:"/run/bcd/bcd.sock"`
 	TrustDir          string   `toml:"trust_dir" doc:"Folder with roots.pem, and with join-encryption.jwk unless that file is beside config.toml. Absolute." default:"/etc/bcd/trust"`
 	CommandRootSHA256 []string `toml:"command_root_sha256" doc:"SHA-256 (hex) of the root certificates under which commands and specs may be signed. Empty: the roots that the signed join record names." example:"[\"9f86d081…\"]"`
 	LogLevel          string   `toml:"log_level" doc:"debug, info, warn or error." default:"info"`

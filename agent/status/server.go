@@ -56,8 +56,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.listening != nil {
 		s.listening()
 	}
-	// The listener's own clean-up would unlink the name it was bound to.
-	defer os.Remove(s.Path)
+	defer listener.remove()
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: requestTimeout, WriteTimeout: 2 * requestTimeout,
 		MaxHeaderBytes: 8 << 10,
@@ -76,7 +75,7 @@ func (s *Server) Run(ctx context.Context) error {
 // listen binds in a private folder and renames into place: the name is never
 // there with another mode than its own, and a stale socket of a daemon that
 // was killed is replaced.
-func (s *Server) listen() (net.Listener, error) {
+func (s *Server) listen() (*checked, error) {
 	dir := filepath.Dir(s.Path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -88,11 +87,18 @@ func (s *Server) listen() (net.Listener, error) {
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%s is not a folder", dir)
 	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, err
+	// Never chmod: a socket_path of /run/x.sock would lock others out of /run.
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return nil, fmt.Errorf("others can enter %s (mode %04o); run chmod 700 %s, or give socket_path a folder of its own", dir, mode, dir)
 	}
 	if info, err := os.Lstat(s.Path); err == nil && info.Mode()&fs.ModeSocket == 0 {
 		return nil, fmt.Errorf("%s is there and is not a socket", s.Path)
+	}
+	// A daemon that somebody started by mistake must not take this machine's
+	// status away from the one that runs.
+	if conn, err := net.DialTimeout("unix", s.Path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("another daemon answers on %s: is a second bcd running?", s.Path)
 	}
 	private, err := os.MkdirTemp(dir, ".sock-")
 	if err != nil {
@@ -105,20 +111,32 @@ func (s *Server) listen() (net.Listener, error) {
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false)
+	var own fs.FileInfo
 	if err = os.Chmod(bound, 0o600); err == nil {
-		err = os.Rename(bound, s.Path)
+		if own, err = os.Lstat(bound); err == nil {
+			err = os.Rename(bound, s.Path)
+		}
 	}
 	if err != nil {
 		listener.Close()
 		return nil, err
 	}
-	return &checked{Listener: listener, s: s}, nil
+	return &checked{Listener: listener, s: s, own: own}, nil
 }
 
 // checked lets in only who may.
 type checked struct {
 	net.Listener
-	s *Server
+	s   *Server
+	own fs.FileInfo
+}
+
+// remove takes this socket's name away, and no other's: the listener's own
+// clean-up would unlink the name it was bound to.
+func (c *checked) remove() {
+	if there, err := os.Lstat(c.s.Path); err == nil && os.SameFile(there, c.own) {
+		_ = os.Remove(c.s.Path)
+	}
 }
 
 func (c *checked) Accept() (net.Conn, error) {

@@ -130,6 +130,52 @@ func TestServer(t *testing.T) {
 	}
 }
 
+// TestSecondDaemon: one that is started by mistake leaves the first its socket.
+func TestSecondDaemon(t *testing.T) {
+	first := newServer(t)
+	serve(t, first)
+	second := newServer(t)
+	second.Path = first.Path
+	if listener, err := second.listen(); err == nil || !strings.Contains(err.Error(), "another daemon answers on "+first.Path) {
+		t.Errorf("%v, %v", listener, err)
+	}
+	if _, err := (Client{Path: first.Path}).Status(t.Context()); err != nil {
+		t.Errorf("the first daemon's socket: %v", err)
+	}
+}
+
+// TestSocketOfAnother: a daemon that ends removes its own socket only.
+func TestSocketOfAnother(t *testing.T) {
+	s := newServer(t)
+	listener, err := s.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.Close()
+	if err := errors.Join(os.Remove(s.Path), os.WriteFile(s.Path, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	listener.remove()
+	if _, err := os.Lstat(s.Path); err != nil {
+		t.Errorf("another's file is gone: %v", err)
+	}
+}
+
+// TestSharedFolder: a folder that others use stays as it is.
+func TestSharedFolder(t *testing.T) {
+	s := newServer(t)
+	dir := filepath.Dir(s.Path)
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o1777)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.listen(); err == nil || !strings.Contains(err.Error(), "chmod 700 "+dir) {
+		t.Errorf("%v", err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
 func TestRefusedCaller(t *testing.T) {
 	s := newServer(t)
 	s.allowed = func(uid uint32) bool { return uid != uint32(os.Geteuid()) }
