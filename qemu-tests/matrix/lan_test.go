@@ -7,6 +7,7 @@
 package matrix
 
 import (
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -80,6 +81,26 @@ func awaitConsole(t *testing.T, vm *rig.VM, text string) {
 	}
 }
 
+// serve gives files by HTTP, by their paths, and an iPXE script.
+func (c *customer) serve(t *testing.T, files map[string]string, script string) {
+	t.Helper()
+	var listen net.Listener
+	if err := c.server.Do(func() (err error) { listen, err = net.Listen("tcp", serverIP+":80"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	for path, name := range files {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/efi")
+			http.ServeFile(w, r, name)
+		})
+	}
+	mux.HandleFunc("/boot.ipxe", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, script) })
+	server := &http.Server{Handler: mux}
+	go server.Serve(listen)
+	t.Cleanup(func() { server.Close() })
+}
+
 // tftp has dnsmasq serve one file as the boot file.
 func tftp(file string) []string {
 	return []string{"--enable-tftp", "--tftp-root=" + filepath.Dir(file), "--dhcp-boot=" + filepath.Base(file)}
@@ -104,18 +125,19 @@ func TestUEFIBootsByTFTP(t *testing.T) {
 func TestUEFIBootsByHTTP(t *testing.T) {
 	const uki = "images/bcd-virtual-amd64.uki.efi"
 	c := newCustomer(t, "--dhcp-vendorclass=set:http,HTTPClient", "--dhcp-option-force=tag:http,60,HTTPClient", "--dhcp-boot=tag:http,http://"+serverIP+"/uki.efi")
-	var listen net.Listener
-	if err := c.server.Do(func() (err error) { listen, err = net.Listen("tcp", serverIP+":80"); return err }); err != nil {
-		t.Fatal(err)
-	}
-	image := artefact(t, uki)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/efi")
-		http.ServeFile(w, r, image)
-	})}
-	go server.Serve(listen)
-	t.Cleanup(func() { server.Close() })
+	c.serve(t, map[string]string{"/uki.efi": artefact(t, uki)}, "")
 	vm, _ := c.machine(t, rig.Config{Name: "machine", NetworkBoot: rig.HTTPBoot})
+	awaitConsole(t, vm, linux)
+}
+
+// TestBIOSBootsAScript boots kernel and initramfs by the iPXE in a card's ROM.
+func TestBIOSBootsAScript(t *testing.T) {
+	c := newCustomer(t, "--dhcp-boot=http://"+serverIP+"/boot.ipxe")
+	c.serve(t, map[string]string{
+		"/kernel":    artefact(t, "images/bcd-virtual-amd64.vmlinuz"),
+		"/initramfs": artefact(t, "images/bcd-virtual-amd64.initramfs"),
+	}, "#!ipxe\nkernel http://"+serverIP+"/kernel initrd=initramfs console=ttyS0,115200\ninitrd http://"+serverIP+"/initramfs\nboot\n")
+	vm, _ := c.machine(t, rig.Config{Name: "machine", Firmware: rig.BIOS})
 	awaitConsole(t, vm, linux)
 }
 
