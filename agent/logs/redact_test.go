@@ -66,6 +66,7 @@ func samples(t testing.TB) map[string]string {
 		"proxy header":  "Proxy-Authorization: Basic Q0FOQVJZ CANARY\r\nHost: x",
 		"cookie":        "Cookie: a=CANARY; b=CANARY\n",
 		"password":      "password=CANARY, user=x",
+		"argument":      "process x --token=CANARY --secret=\"CANARY\" y",
 		"yaml password": "passwd: 'CANARY'\n",
 		"live":          "value is " + live + " CANARY"[:0] + " there",
 		"live base64":   "x=" + base64.StdEncoding.EncodeToString([]byte(live)),

@@ -18,6 +18,8 @@ var keywords = []keyword{
 	{"password", false}, {"passwd", false}, {"passphrase", false},
 	{"secret_key", false}, {"secretkey", false}, {"client_secret", false}, {"clientsecret", false},
 	{"access_token", false}, {"accesstoken", false}, {"api_key", false}, {"apikey", false},
+	// As arguments only: a log's "token=" is a token's name, never its value.
+	{"--token", false}, {"--secret", false},
 }
 
 // maxGap bounds the blanks between a name and its value.

@@ -60,9 +60,14 @@ type story struct {
 	watchers sync.WaitGroup
 }
 
+// longest is how long the whole story may take: eight times what it takes on
+// two busy cores without KVM, so that a machine that is neither silent nor
+// getting on ends it.
+const longest = 40 * time.Minute
+
 // whole tells the story; the sentence is how it ended.
 func (s *story) whole(ctx context.Context, build, dir string) (sentence string, err error) {
-	ctx, s.end = context.WithCancel(ctx)
+	ctx, s.end = context.WithTimeout(ctx, longest)
 	s.step = "looking for what make demo builds"
 	if err := s.prepare(build, dir); err != nil {
 		return "", err
