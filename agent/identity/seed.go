@@ -128,7 +128,7 @@ func (s *Seed) install(root *os.Root, to SeedTarget) error {
 		s.UserData = filepath.Join(to.DataDir, "user-data")
 		targets = append(targets, target{s.UserData, userData, 0o600})
 	}
-	targets = append(targets, target{to.ConfigPath, config, 0o644})
+	targets = append(targets, target{to.ConfigPath, config, 0o640})
 	for dir, mode := range map[string]fs.FileMode{to.DataDir: 0o700, to.TrustDir: 0o755, filepath.Dir(to.ConfigPath): 0o755} {
 		if err := os.MkdirAll(dir, mode); err != nil {
 			return err

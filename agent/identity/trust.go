@@ -106,5 +106,5 @@ func (t *Trust) Install(configPath, trustDir string, config []byte) error {
 			return err
 		}
 	}
-	return durable.WriteFile(configPath, config, 0o644)
+	return durable.WriteFile(configPath, config, 0o640)
 }

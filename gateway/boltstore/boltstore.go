@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -80,7 +81,15 @@ func Open(path string) (*Store, error) {
 	return openFile(path)
 }
 
-func openFile(path string) (*Store, error) {
+func openFile(path string) (store *Store, err error) {
+	// bbolt maps the file and believes it: a shortened or damaged one is a
+	// fault or a panic, here or on the first transaction.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			store, err = nil, damaged(path, p)
+		}
+	}()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: openTimeout, FreelistType: bolt.FreelistMapType})
 	if err != nil {
 		if errors.Is(err, bolterrors.ErrTimeout) {
@@ -89,6 +98,19 @@ func openFile(path string) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w", path, err)
 	}
 	db.MaxBatchDelay = batchDelay
+	info, err := os.Stat(path)
+	if err == nil {
+		err = db.View(func(tx *bolt.Tx) error {
+			if tx.Size() > info.Size() {
+				return damaged(path, fmt.Sprintf("it has %d bytes of %d", info.Size(), tx.Size()))
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		db.Close()
+		return nil, err
+	}
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range buckets {
 			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
@@ -102,6 +124,10 @@ func openFile(path string) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w", path, err)
 	}
 	return &Store{db: db}, nil
+}
+
+func damaged(path string, why any) error {
+	return fmt.Errorf("store %s is damaged: %v; restore a copy of it, or move it aside to start with no state", path, why)
 }
 
 func syncDir(path string) error {
